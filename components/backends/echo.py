@@ -1,0 +1,113 @@
+"""A backend that loads nothing and repeats words of the prompt.
+
+For dry runs, sweeps and tests of the pipeline.
+"""
+
+import asyncio
+import random
+from typing import Any, Self
+
+from pipeline.protocols import Capabilities, Generation, Piece, Prompt, Request
+from pipeline.spec import ModelSpec
+
+
+class Echo:
+    """Answers with words of the question in an order drawn from the request's seed.
+
+    Tokens are UTF-8 bytes, so ids continue exactly; entropies and logprobs are made up from the
+    same seed. `seconds_per_token` slows it down, for tests of interruption.
+    """
+
+    name = "echo"
+    capabilities = Capabilities(
+        continues_ids=True,
+        assistant_prefill=True,
+        entropy=True,
+        logprobs=True,
+        streaming=True,
+    )
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        quantization: object,
+        cache_dir: str | None = None,
+        capacity: int = 16,
+        seconds_per_token: float = 0.0,
+    ) -> None:
+        """Keep the settings."""
+        self.capacity = capacity
+        self.seconds_per_token = seconds_per_token
+        self._step = model.step if isinstance(model.step, int) else 0
+        self._tokens = 0
+
+    def identity(self) -> dict[str, Any]:
+        """Nothing but the class: there is no model."""
+        return {"backend": "components.backends.echo.Echo", "model.step": self._step}
+
+    def describe(self) -> dict[str, Any]:
+        """Counters."""
+        return {"device": "none", "generated_tokens": self._tokens}
+
+    def preview(self, prompt: Prompt) -> str:
+        """Roles and texts, as `_render` joins them."""
+        return _render(prompt)
+
+    async def __aenter__(self) -> Self:
+        """Nothing to load."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to unload."""
+
+    async def generate(self, request: Request) -> Generation:
+        """Words of the last user turn up to the cap, then the first stop string where it fits."""
+        draw = random.Random(request.seed)
+        stop = request.stop[0] if request.stop else ""
+        text, reason = _sentence(request, draw, stop)
+        ids = list((text + (stop if reason == "stop_token" else "")).encode())
+        await asyncio.sleep(self.seconds_per_token * len(ids))
+        entropies = [round(draw.random() * 2, 6) for _ in ids]
+        whole = bytes(ids)
+        generation = Generation(
+            token_ids=ids,
+            text=text,
+            tail=stop if reason == "stop_token" else "",
+            finish_reason="stop_token" if reason == "stop_token" else "max_new_tokens",
+            prompt_tokens=len(_render(request.prompt).encode()),
+            entropies=entropies,
+            logprobs=[-value for value in entropies],
+            ends=[len(whole[: i + 1].decode(errors="ignore")) for i in range(len(whole))],
+        )
+        self._tokens += len(ids)
+        if request.on_token:
+            request.on_token(text)
+        return generation
+
+    def release(self, trace: int) -> None:
+        """Nothing is cached."""
+
+    async def follow(self) -> None:
+        """There is one process."""
+
+
+def _text(piece: Piece) -> str:
+    return piece if isinstance(piece, str) else piece.text + piece.tail
+
+
+def _render(prompt: Prompt) -> str:
+    turns = [f"{m.role}: {''.join(map(_text, m.content))}\n" for m in prompt.messages]
+    return "".join(turns) + "assistant: " + "".join(map(_text, prompt.prefill))
+
+
+def _sentence(request: Request, draw: random.Random, stop: str) -> tuple[str, str]:
+    said = [m for m in request.prompt.messages if m.role == "user"]
+    words = "".join(map(_text, said[0].content)).split() if said else ["nothing"]
+    wanted = draw.randint(1, 3) if request.cap <= 100 else draw.randint(5, 60)
+    text = " ".join(draw.choice(words) for _ in range(wanted))
+    if draw.random() < 0.1:
+        text = f"{text}\nWait, {text}"
+    room = request.cap - len(stop.encode())
+    if len(text.encode()) <= room:
+        return text, "stop_token" if stop else "eos"
+    return text.encode()[: request.cap].decode(errors="ignore"), "max_new_tokens"

@@ -1,0 +1,105 @@
+"""One request on its way through a decoder."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from components.backends.tokens import Encoded
+from pipeline.protocols import FinishReason, Generation, Request
+from pipeline.stopping import StopText
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a sequence besides its own stop strings and cap."""
+
+    end_ids: frozenset[int]
+    context: int | None  # positions that the model has
+
+
+class Decoded:
+    """A prompt and the ids that follow it so far.
+
+    A decoder may drop its cache at any time and go on from `ids`; `accept` is told every new id once.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: Encoded,
+        limits: Limits,
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.token_ids: list[int] = []
+        self.reason: FinishReason | None = None
+        self.dropped = False
+        self.started: float | None = None
+        self._limits = limits
+        self._entropies: list[float] = []
+        self._logprobs: list[float] = []
+        self._text = StopText(decode, request.stop, prompt.ids)
+        self._ended = 0.0
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids: the prompt's and the new ones."""
+        return self.prompt.ids + self.token_ids
+
+    @property
+    def left(self) -> int:
+        """How many more ids may come."""
+        return self.request.cap - len(self.token_ids)
+
+    @property
+    def over(self) -> bool:
+        """Whether no more ids are wanted."""
+        return self.dropped or self.reason is not None
+
+    @property
+    def seed(self) -> int:
+        """The request's 64-bit seed as a signed number."""
+        seed = self.request.seed & ((1 << 64) - 1)
+        return seed - (1 << 64) if seed >> 63 else seed
+
+    def accept(self, token: int, entropy: float, logprob: float) -> bool:
+        """Take the next id; True if it was the last. Text that became certain goes to `on_token`."""
+        self.token_ids.append(token)
+        if self.request.entropy:
+            self._entropies.append(entropy)
+            self._logprobs.append(logprob)
+        ends = token in self._limits.end_ids
+        stopped = self._text.push_end(token) if ends else self._text.push(token)
+        if stopped:
+            self.reason = "stop_token"
+        elif ends:
+            self.reason = "eos"
+        elif self.left <= 0:
+            self.reason = "max_new_tokens"
+        elif self._limits.context is not None and len(self.ids) >= self._limits.context:
+            self.reason = "other"
+        if self.reason is not None:
+            self._text.finish()
+            self._ended = time.perf_counter()
+        if self.request.on_token is not None and (text := self._text.take()):
+            self.request.on_token(text)
+        return self.reason is not None
+
+    def generation(self) -> Generation:
+        """The record of a finished sequence."""
+        assert self.reason is not None and self.started is not None
+        wanted = self.request.entropy
+        return Generation(
+            token_ids=self.token_ids,
+            text=self._text.text,
+            tail=self._text.tail,
+            finish_reason=self.reason,
+            prompt_tokens=len(self.prompt.ids),
+            prompt_ids=self.prompt.ids,
+            entropies=self._entropies if wanted else None,
+            logprobs=self._logprobs if wanted else None,
+            ends=self._text.ends,
+            seconds=self._ended - self.started,
+            prompt_cut=self.prompt.cut,
+        )

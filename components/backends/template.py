@@ -1,0 +1,164 @@
+"""A `Prompt` through a chat template, with what was generated kept apart from text.
+
+A template is a program that may trim, reorder or drop what it is given. An assistant turn of ours
+is ids, not text, so the template is shown a placeholder in its stead and the turn is put back
+into what it wrote.
+"""
+
+import datetime
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.protocols import Generation, Message, Piece, Prompt
+from pipeline.spec import SpecError
+
+_LOG = logging.getLogger(__name__)
+_BETWEEN = "\n\n"  # joins messages where there is no chat template
+_TAG = re.compile(r"\s*<([^\s<>/]+)>")
+_DAY = datetime.datetime(2024, 7, 26)  # what Llama's templates fall back to
+
+Turn = dict[str, str]
+
+
+class TurnLostError(ValueError):
+    """The template leaves out or repeats a turn that it was given."""
+
+
+class ChatTemplate:
+    """Writes prompts as runs of text and generations, with a tokenizer's template or without one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> None:
+        """`arguments` are the template's own (`model.template_kwargs`)."""
+        self._tokenizer = tokenizer
+        self._arguments = {"strftime_now": self._date, **arguments}
+        self._warned: set[str] = set()
+
+    def runs(self, prompt: Prompt) -> list[Piece]:
+        """The prompt in order: text, generations, and never two texts in a row.
+
+        A tag such as `<think>` that the template opens by itself is not opened again by the text
+        that follows it.
+
+        Raises:
+            SpecError: the template refuses the messages or loses a turn.
+        """
+        if not self._tokenizer.chat_template:
+            pieces = (piece for turn in prompt.messages for piece in (*turn.content, _BETWEEN))
+            return list(_merged([*pieces, *prompt.prefill]))
+        return list(_merged(self._templated(prompt)))
+
+    def _templated(self, prompt: Prompt) -> list[Piece]:
+        try:
+            return self._filled(prompt.messages, prompt.prefill)
+        except (TemplateError, TurnLostError) as error:
+            if not any(message.role == "system" for message in prompt.messages):
+                raise _refused(error) from error
+            reason = str(error)
+        self._warn(f"the chat template takes no system role ({reason}): it joins the user turn")
+        try:
+            return self._filled(_folded(prompt.messages), prompt.prefill)
+        except (TemplateError, TurnLostError) as error:
+            raise _refused(error) from error
+
+    def _filled(self, messages: Sequence[Message], prefill: Sequence[Piece]) -> list[Piece]:
+        """The template's text with every assistant turn put in place of its placeholder."""
+        turns = [_shown(number, message) for number, message in enumerate(messages)]
+        rest = self._render(turns)
+        for turn in turns:
+            if turn["role"] == "system" and turn["content"].strip() not in rest:
+                raise TurnLostError("its text does not appear")
+        pieces: list[Piece] = []
+        written = ""
+        for number, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            before, found, rest = rest.partition(turns[number]["content"])
+            if not found or turns[number]["content"] in rest:
+                raise TurnLostError("an assistant turn does not appear exactly once")
+            opened = self._render(turns[:number])
+            if opened.startswith(written + before):
+                before = opened.removeprefix(written)
+            written += before + found
+            pieces += _opened_once(before, message.content)
+        return pieces + _opened_once(rest, prefill)
+
+    def _render(self, turns: Sequence[Turn]) -> str:
+        text = self._tokenizer.apply_chat_template(
+            list(turns), tokenize=False, add_generation_prompt=True, **self._arguments
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _date(self, form: str) -> str:
+        day = _DAY.strftime(form)
+        self._warn(f"the chat template asks the clock for a date and gets {day}, so that rows do "
+                   "not depend on the day: name another in model.template_kwargs")
+        return day
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            _LOG.warning(message)
+
+
+def _shown(number: int, message: Message) -> Turn:
+    """What the template sees of a message: a user's text as it is, an assistant turn not at all."""
+    if message.role == "assistant":
+        return {"role": message.role, "content": f"AssistantTurn{number:04d}OfRethink"}
+    text = "".join(piece if isinstance(piece, str) else _spelled(piece) for piece in message.content)
+    return {"role": message.role, "content": text}
+
+
+def _spelled(generation: Generation) -> str:
+    return generation.text + generation.tail
+
+
+def _folded(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the system text at the start of the first user turn."""
+    system = [piece for m in messages if m.role == "system" for piece in (*m.content, _BETWEEN)]
+    rest = [message for message in messages if message.role != "system"]
+    first = next((n for n, message in enumerate(rest) if message.role == "user"), None)
+    if first is None:
+        return [Message("user", tuple(system[:-1])), *rest]
+    rest[first] = Message("user", (*system, *rest[first].content))
+    return rest
+
+
+def _opened_once(before: str, content: Sequence[Piece]) -> list[Piece]:
+    """Template text and what follows it, where both may open the same tag.
+
+    The template's opening goes, with an empty block that it closes at once.
+    """
+    first = content[0] if content else ""
+    tag = _TAG.match(first) if isinstance(first, str) else None
+    if tag:
+        name = re.escape(tag[1])
+        before = re.sub(rf"<{name}>\s*(</{name}>\s*)?\Z", "", before)
+    return [before, *content]
+
+
+def _merged(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Neighbouring texts joined, empty ones dropped. A generation without ids is text."""
+    text = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece
+        elif not piece.token_ids:
+            text += _spelled(piece)
+        else:
+            if text:
+                yield text
+            yield piece
+            text = ""
+    if text:
+        yield text
+
+
+def _refused(error: Exception) -> SpecError:
+    return SpecError(f"model.chat_template (or the tokenizer's own) refuses the messages: {error}")

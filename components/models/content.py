@@ -1,0 +1,110 @@
+"""What files hold, as hashes: the part of a model's identity that does not say where it lies."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.spec import SpecError, digest
+
+_SMALL = 1 << 20  # bytes; below this, reading is as fast as looking a hash up
+_SETTLED = 2.0  # seconds; a younger file may change again within one tick of its clock
+_TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "training_args", "scaler")
+_CONFIGS = ("config.json", "config.yaml", "generation_config.json", "adapter_config.json")
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+_VOCABULARIES = _TOKENIZER[:5]
+
+
+def file_hash(path: Path, cache: Path) -> str:
+    """SHA-256 of a file, as hex.
+
+    The hash of a large file is kept in `cache`, under the file's real path, size and time of
+    change, so that a checkpoint of many gigabytes is read once.
+
+    Raises:
+        SpecError: `cache` cannot be written.
+    """
+    path = path.resolve()
+    stat = path.stat()
+    if stat.st_size < _SMALL:
+        return _read_hash(path)
+    stamp = [str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    note = cache / "hashes" / f"{digest(stamp)}.json"
+    if note.is_file():
+        return str(json.loads(note.read_text())["sha256"])
+    found = _read_hash(path)
+    if time.time() - stat.st_mtime > _SETTLED:
+        _write_note(note, {"file": str(path), "sha256": found})
+    return found
+
+
+def weights_hash(folder: Path, cache: Path) -> str:
+    """One hash over the weight and config files of a model folder, without training state.
+
+    Raises:
+        SpecError: the folder holds no weights, or `cache` cannot be written.
+    """
+    weights = _weight_files(folder)
+    if not weights:
+        rule = "name a folder that holds weights (*.safetensors, *.bin or *.pt)"
+        raise SpecError(f"model.path must {rule}, got {str(folder)!r}")
+    configs = [folder / name for name in _CONFIGS if (folder / name).is_file()]
+    return _hash_of(folder, [*weights, *configs, *folder.glob("*.py")], cache)
+
+
+def tokenizer_hash(folder: Path, cache: Path) -> str:
+    """One hash over a folder's tokenizer files."""
+    return _hash_of(
+        folder, [folder / name for name in _TOKENIZER if (folder / name).is_file()], cache
+    )
+
+
+def tokenizer_folder(folder: Path) -> Path | None:
+    """Where a model folder keeps its tokenizer: itself, its subfolder `tokenizer`, or nowhere."""
+    for place in (folder, folder / "tokenizer"):
+        if any((place / name).is_file() for name in _VOCABULARIES):
+            return place
+    return None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that a loader would read: safetensors, else pickles, else those of subfolders."""
+    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "**/*.pt"):
+        found = [path for path in folder.glob(pattern) if not path.name.startswith(_TRAINING_STATE)]
+        if found:
+            return found
+    return []
+
+
+def _hash_of(folder: Path, files: Iterable[Path], cache: Path) -> str:
+    return digest({path.relative_to(folder).as_posix(): file_hash(path, cache) for path in files})
+
+
+def _read_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_note(note: Path, record: dict[str, str]) -> None:
+    part = note.with_suffix(f".{os.getpid()}")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(record))
+        part.replace(note)
+    except OSError as error:
+        raise SpecError(
+            f"run.cache_dir must be a writable folder, got {str(note.parent)!r}: {error}"
+        ) from error

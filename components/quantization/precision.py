@@ -1,0 +1,28 @@
+"""Weights in a plain floating-point type."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.spec import require
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The type that weights are loaded in; None: the checkpoint's own."""
+
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the name."""
+        known = self.dtype is None or self.dtype in DTYPES
+        require(known, "quantization.dtype", f"be null or one of {DTYPES}", self.dtype)
+
+    def load_kwargs(self) -> dict[str, Any]:
+        """What `from_pretrained` is given."""
+        return {"dtype": self.dtype or "auto"}
+
+    def identity(self) -> dict[str, Any]:
+        """What of it makes a row what it is."""
+        return {"dtype": self.dtype or "checkpoint"}

@@ -1,0 +1,283 @@
+"""Reads a task's data set (JSONL, CSV, Parquet, hub or embedded) into records that know where they came from."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pipeline.protocols import Example
+from pipeline.spec import SpecError, digest
+
+HUB_KINDS = "a hub id, or a list of mirrors tried in turn"
+
+
+class DataError(SpecError):
+    """The data set breaks a rule; the message names file and line (or the hub id and row)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a data set lies. At most one of `path` and `hub`; neither means the embedded set.
+
+    `config` is the hub data set's configuration; `split` and `revision` matter for hub ids only.
+    """
+
+    path: str | None = None
+    hub: str | tuple[str, ...] | None = None
+    config: str | None = None
+    split: str = "test"
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row as it came, and where it stands (`file:line`, or `hub-id[split]:row`)."""
+
+    values: Mapping[str, Any]
+    where: str
+
+
+def source(data: Mapping[str, Any], mirrors: Mapping[str, Sequence[str]] | None = None) -> Source:
+    """Check the `task.data` mapping; a hub name found in `mirrors` (any case) stands for its list.
+
+    Raises:
+        SpecError: an unknown key, or both `path` and `hub`.
+    """
+    known = [f.name for f in fields(Source)]
+    for key in data:
+        if key not in known:
+            raise SpecError(f"task.data has no key {key!r}; it takes {', '.join(known)}")
+    values = dict(data)
+    hub = values.get("hub")
+    if isinstance(hub, str):
+        hub = _mirrors_of(hub, mirrors or {})
+    if hub is not None and not isinstance(hub, str):
+        hub = tuple(hub)
+    if values.get("path") is not None and hub is not None:
+        raise SpecError(f"task.data must name a path or a hub id, not both: got {dict(data)!r}")
+    return Source(**{**values, "hub": hub})
+
+
+def load(where: Source, embedded: str | None = None) -> list[Record]:
+    """Read all records, in the data set's order.
+
+    Args:
+        where: what to read.
+        embedded: file name under `components/tasks/data`, read when `where` names nothing.
+
+    Raises:
+        DataError: nothing to read, an unreadable file, a broken line, or no record at all.
+    """
+    if where.hub is not None:
+        ids = (where.hub,) if isinstance(where.hub, str) else where.hub
+        records = _from_hub(ids, where)
+        label = f"task.data.hub={where.hub}"
+    elif where.path is not None:
+        records = list(_from_file(Path(where.path)))
+        label = f"task.data.path={where.path}"
+    elif embedded is not None:
+        text = resources.files("components.tasks").joinpath("data", embedded).read_text("utf-8")
+        records = list(_json_lines(text.splitlines(), embedded))
+        label = embedded
+    else:
+        raise DataError("task.data must name a path or a hub id; this task has no embedded data set")
+    if not records:
+        raise DataError(f"{label} holds no record; give a data set with at least one row")
+    return records
+
+
+def examples(drafts: Sequence[Example]) -> list[Example]:
+    """Give every draft a unique id: its own, else a hash of question and target; duplicates get `#2`, `#3` ..."""
+    seen: set[str] = set()
+    result = []
+    for draft in drafts:
+        base = draft.id or digest([draft.question, _plain(draft.target)])[:16]
+        name, count = base, 1
+        while name in seen:
+            count += 1
+            name = f"{base}#{count}"
+        seen.add(name)
+        result.append(Example(name, draft.question, draft.target, draft.metadata))
+    return result
+
+
+def pick(record: Record, names: Sequence[str]) -> Any:
+    """The first of the columns `names` that is there and not null (0 and false count); None if none is.
+
+    A name with dots goes into nested mappings; a column whose own name holds the dots comes first.
+    """
+    for name in names:
+        value = _lookup(record.values, name)
+        if value is not None:
+            return value
+    return None
+
+
+def need_text(record: Record, names: Sequence[str], key: str, numbers: bool = False) -> str:
+    """The text in the first present column of `names`.
+
+    Args:
+        record: the row.
+        names: columns to try, in order.
+        key: config key that lists the columns, for the error.
+        numbers: also take int and float, written as Python writes them.
+
+    Raises:
+        DataError: no such column, null, blank, or another type.
+    """
+    value = pick(record, names)
+    if value is None:
+        raise DataError(f"{record.where}: {_absent(record, names)}; set {key} to the right column")
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        kind = "text or a number" if numbers else "text"
+        raise DataError(
+            f"{record.where}: the column of {key} must hold {kind}, got {value!r} ({type(value).__name__})"
+        )
+    if not value.strip():
+        raise DataError(f"{record.where}: the column of {key} must not be blank, got {value!r}")
+    return value
+
+
+def need_present(records: Sequence[Record], names: Sequence[str], key: str) -> None:
+    """Refuse a column that no record has: a misspelt name, not missing values."""
+    if any(_has(record.values, name) for record in records for name in names):
+        return
+    first = records[0]
+    raise DataError(f"{first.where}: {_absent(first, names)}; set {key} to one of the columns there are")
+
+
+def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
+    """The candidate columns of `field` in a `task.columns` mapping: a name, a list of names, or null."""
+    value = columns.get(field)
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else list(value)
+
+
+def check_columns(columns: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Refuse a key of `task.columns` that the task does not know."""
+    for key in columns:
+        if key not in allowed:
+            raise SpecError(f"task.columns has no key {key!r}; it takes {', '.join(allowed)}")
+
+
+def own_id(record: Record, names: Sequence[str]) -> str:
+    """The data set's own id as text, or the empty string."""
+    value = pick(record, names)
+    return "" if value is None else str(value)
+
+
+def _mirrors_of(hub: str, mirrors: Mapping[str, Sequence[str]]) -> str | tuple[str, ...]:
+    for name, ids in mirrors.items():
+        if name.lower() == hub.lower():
+            return tuple(ids)
+    return hub
+
+
+def _from_file(path: Path) -> Iterator[Record]:
+    readers = {".csv": _csv, ".parquet": _parquet, ".jsonl": _jsonl, ".json": _jsonl, ".ndjson": _jsonl}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"task.data.path must end in {', '.join(readers)}, got {str(path)!r}")
+    if not path.is_file():
+        raise DataError(f"task.data.path must name a file, and there is none at {str(path)!r}")
+    try:
+        yield from reader(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"task.data.path={path} cannot be read: {error}") from error
+
+
+def _jsonl(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8") as lines:
+        yield from _json_lines(lines, str(path))
+
+
+def _json_lines(lines: Iterator[str] | Sequence[str] | Any, name: str) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}: not a JSON object ({error}); mend or remove the line") from error
+        if not isinstance(values, dict):
+            raise DataError(f"{where}: must be a JSON object, got {type(values).__name__}")
+        yield Record(values, where)
+
+
+def _csv(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        try:
+            for values in reader:
+                where = f"{path}:{reader.line_num}"
+                if None in values or None in values.values():
+                    raise DataError(f"{where}: has another number of fields than the header line")
+                yield Record({k: v if v != "" else None for k, v in values.items()}, where)
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.line_num}: not CSV ({error})") from error
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"task.data.path={path} is not a Parquet file: {error}") from error
+    for number, values in enumerate(table.to_pylist(), start=1):
+        yield Record(values, f"{path}:{number}")
+
+
+def _from_hub(ids: Sequence[str], where: Source) -> list[Record]:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+    from huggingface_hub.errors import HfHubHTTPError
+
+    reasons = []
+    for hub in ids:
+        try:
+            rows = load_dataset(hub, where.config, split=where.split, revision=where.revision)
+        except (DatasetsError, HfHubHTTPError, OSError, ValueError) as error:
+            reasons.append(f"{hub}: {type(error).__name__}: {error}")
+            continue
+        return [Record(row, f"{hub}[{where.split}]:{i}") for i, row in enumerate(rows, start=1)]
+    raise DataError(
+        "task.data.hub could not be loaded; give task.data.path=FILE.jsonl instead, or check "
+        f"id, split={where.split!r} and the network. Tried " + "; ".join(reasons)
+    )
+
+
+def _lookup(values: Mapping[str, Any], name: str) -> Any:
+    if name in values:
+        return values[name]
+    head, dot, rest = name.partition(".")
+    inner = values.get(head)
+    return _lookup(inner, rest) if dot and isinstance(inner, Mapping) else None
+
+
+def _has(values: Mapping[str, Any], name: str) -> bool:
+    if name in values:
+        return True
+    head, dot, rest = name.partition(".")
+    inner = values.get(head)
+    return bool(dot) and isinstance(inner, Mapping) and _has(inner, rest)
+
+
+def _absent(record: Record, names: Sequence[str]) -> str:
+    there = [name for name in names if _has(record.values, name)]
+    if there:
+        return f"column {there[0]!r} is null"
+    wanted = " or ".join(repr(name) for name in names)
+    return f"no column {wanted} (there are {', '.join(map(str, record.values))})"
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))

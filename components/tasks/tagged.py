@@ -1,0 +1,73 @@
+"""What tasks with think and answer tags share: their phases, prompts with examples, and finding the answer."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.protocols import Generation, Message, Phase, Prompt
+from pipeline.spec import SpecError
+
+AnswerStatus = Literal["answered", "no_answer", "truncated"]
+
+THINK, ANSWER, OUTPUT = "think", "answer", "output"
+_ANSWER_BLOCK = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_ANSWER_OPEN = re.compile(r"<answer>", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer block of one pass: its stripped text, whether it was closed, and everything the model wrote."""
+
+    text: str
+    closed: bool
+    capped: bool  # a phase ended at its cap
+    whole: str
+
+
+def phases(tagged: bool, think_cap: int, answer_cap: int, max_output_tokens: int) -> tuple[Phase, ...]:
+    """Think and answer phases with forced tags, or one phase in which the model writes what it likes."""
+    if not tagged:
+        return (Phase(OUTPUT, max_output_tokens),)
+    think = Phase(THINK, think_cap, "<think>\n", ("</think>",), "</think>\n")
+    answer = Phase(ANSWER, answer_cap, "<answer>\n", ("</answer>",), "</answer>")
+    return think, answer
+
+
+def prompt(system: str | None, shots: Sequence[Mapping[str, str]], user: str) -> Prompt:
+    """Chat messages: system prompt, worked examples as earlier turns, then the question.
+
+    Each shot holds `user` and `assistant`.
+    """
+    messages = [Message("system", (system.strip(),))] if system and system.strip() else []
+    for shot in shots:
+        if set(shot) != {"user", "assistant"}:
+            raise SpecError(f"task.few_shot entries must hold user and assistant, got {sorted(shot)}")
+        messages.append(Message("user", (shot["user"],)))
+        messages.append(Message("assistant", (shot["assistant"],)))
+    messages.append(Message("user", (user,)))
+    return Prompt(tuple(messages))
+
+
+def find(generations: Mapping[str, Generation]) -> Found:
+    """The answer of one pass, from its answer phase or from the first answer block of a single phase."""
+    capped = any(g.finish_reason == "max_new_tokens" for g in generations.values())
+    if ANSWER in generations:
+        answer = generations[ANSWER]
+        think = generations[THINK].text if THINK in generations else ""
+        whole = f"{think}\n{answer.text}"
+        return Found(answer.text.strip(), answer.finish_reason != "max_new_tokens", capped, whole)
+    output = generations[OUTPUT]
+    text = output.text + output.tail
+    block = _ANSWER_BLOCK.search(text)
+    if block:
+        return Found(block.group(1).strip(), True, capped, text)
+    opened = _ANSWER_OPEN.search(text)
+    if opened and output.finish_reason == "stop_token":  # the stop string itself may be left out
+        return Found(text[opened.end() :].strip(), True, capped, text)
+    return Found("", False, capped, text)
+
+
+def fill(template: str, values: Mapping[str, object]) -> str:
+    """Put `values` into the `{name}` places of `template`; other braces (LaTeX) are left alone."""
+    return re.sub(r"\{(\w+)\}", lambda m: str(values.get(m.group(1), m.group(0))), template)

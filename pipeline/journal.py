@@ -1,0 +1,83 @@
+"""The journal: every finished Generation of an unfinished trace, so none is made twice."""
+
+import os
+import socket
+import threading
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.protocols import Generation
+from pipeline.rows import Key, append, encode, read_lines, repair, write_atomically
+
+PASS1 = "pass1"
+
+
+class Entry(NamedTuple):
+    """Names one generation: its row, its pass (`pass1` or the cue's hash) and its phase."""
+
+    key: Key
+    pass_id: str
+    phase: str
+
+
+class Journal:
+    """Appends generations to `journal-<writer>.jsonl`; hands out those earlier attempts left."""
+
+    def __init__(self, folder: Path, finished: set[Key]) -> None:
+        """Read what earlier attempts left for rows that are not in `finished`."""
+        self.path = folder / f"journal-{socket.gethostname()}-{os.getpid()}.jsonl"
+        self._mutex = threading.Lock()
+        self._known: dict[Entry, Generation] = {}
+        old = sorted(folder.glob("journal-*.jsonl"))
+        for path in old:
+            self._read(path, finished)
+        if old:
+            # Carried over first, deleted after: a kill between the two leaves doubles, never a gap.
+            write_atomically(self.path, (_line(e, g) for e, g in self._known.items()))
+            for path in old:
+                if path != self.path:
+                    path.unlink()
+        self._file = FileIO(self.path, "ab")
+
+    def _read(self, path: Path, finished: set[Key]) -> None:
+        repair(path)
+        for _, item in read_lines(path):
+            if item is None:
+                continue
+            key = Key(item["example_id"], item["sample_idx"])
+            if key not in finished:
+                entry = Entry(key, item["pass"], item["phase"])
+                self._known[entry] = Generation(**item["generation"])
+
+    def get(self, entry: Entry) -> Generation | None:
+        """The generation that an earlier attempt finished, if any."""
+        return self._known.get(entry)
+
+    def put(self, entry: Entry, generation: Generation) -> None:
+        """Append one generation.
+
+        From here on it survives the death of this process; `sync` makes it survive the machine's.
+        """
+        data = _line(entry, generation)
+        with self._mutex:
+            append(self._file, data)
+
+    def sync(self) -> None:
+        """Flush to disk; for a thread, since it takes milliseconds."""
+        with self._mutex:
+            if not self._file.closed:
+                os.fsync(self._file.fileno())
+
+    def close(self, everything_finished: bool) -> None:
+        """Close; remove the file when no trace is left unfinished."""
+        self._file.close()
+        if everything_finished:
+            self.path.unlink(missing_ok=True)
+
+
+def _line(entry: Entry, generation: Generation) -> bytes:
+    record = asdict(generation) | {"prompt_ids": None}
+    names = {"pass": entry.pass_id, "phase": entry.phase}
+    return encode(entry.key._asdict() | names | {"generation": record})

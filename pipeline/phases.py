@@ -1,0 +1,60 @@
+"""Which phases a run has: the task's own, or one where the model writes the tags itself."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.protocols import Backend, Generation, Phase, Piece, Task
+from pipeline.spec import RunSpec, require
+
+CAP_KEYS = {"think": "think_cap", "answer": "answer_cap", "output": "max_new_tokens"}
+
+
+def resolve_phases(task: Task, backend: Backend, spec: RunSpec) -> tuple[Phase, ...]:
+    """The phases of this run, caps overridden by `sampling`.
+
+    A tagged task needs a backend that continues a prefilled assistant turn; others get a single
+    phase.
+    """
+    tagged = len(task.phases) > 1
+    prefill = backend.capabilities.assistant_prefill
+    if tagged and spec.run.phases == "tagged":
+        rule = f"not be tagged with backend {backend.name}, which cannot continue an assistant turn"
+        require(prefill, "run.phases", rule, spec.run.phases)
+    single = tagged and (spec.run.phases == "single" or not prefill)
+    phases = (_single(task),) if single else task.phases
+    return tuple(_capped(phase, spec) for phase in phases)
+
+
+def _single(task: Task) -> Phase:
+    return Phase(name="output", cap=task.max_output_tokens, stop=task.phases[-1].stop)
+
+
+def _capped(phase: Phase, spec: RunSpec) -> Phase:
+    cap = getattr(spec.sampling, CAP_KEYS.get(phase.name, "max_new_tokens"))
+    return phase if cap is None else replace(phase, cap=cap)
+
+
+def missing(forced: str, tail: str) -> str:
+    """What of the `forced` text the generation has not written itself.
+
+    Its `tail` may hold the start of it.
+    """
+    shared = 0
+    while shared < min(len(forced), len(tail)) and forced[shared] == tail[shared]:
+        shared += 1
+    return forced[shared:]
+
+
+def assistant_turn(
+    phases: Sequence[Phase], generations: Sequence[Generation], lead: str = ""
+) -> tuple[Piece, ...]:
+    """The assistant's turn: forced text and generations, through the forced text that comes next.
+
+    With fewer generations than phases it is the prefill of the next phase. `lead` (a cue and a
+    space) is forced after the first opening.
+    """
+    pieces: list[Piece] = [phases[0].opening + lead]
+    for index, generation in enumerate(generations):
+        following = phases[index + 1].opening if index + 1 < len(phases) else ""
+        pieces += [generation, missing(phases[index].closing + following, generation.tail)]
+    return tuple(piece for piece in pieces if piece != "")

@@ -1,0 +1,128 @@
+"""One point of a run: a RunSpec with its data, phases, cues, fingerprint and folder."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.passes import cue_hash
+from pipeline.phases import resolve_phases
+from pipeline.protocols import Backend, Cue, Example, Phase, Piece, Prompt, Task
+from pipeline.rows import Key, Row
+from pipeline.slicing import select
+from pipeline.spec import RunSpec, digest, require
+from pipeline.trace import stored_passes
+
+NOT_ROW_CHANGING = (
+    "num_samples",
+    "think_cap",
+    "answer_cap",
+    "max_new_tokens",
+)  # caps: in the phases
+
+
+@dataclass(slots=True)
+class Point:
+    """A RunSpec made ready: what will be asked, and what makes its rows what they are.
+
+    `identity` is flat: config-like keys to JSON values; `fingerprint` is its hash. `step` is the
+    training step.
+    """
+
+    spec: RunSpec
+    task: Task
+    examples: Sequence[Example]
+    phases: tuple[Phase, ...]
+    cues: tuple[Cue, ...]
+    identity: dict[str, Any]
+    step: int
+    overrides: Sequence[str] = ()
+    sources: dict[str, str] | None = None  # sampling parameter -> where its value came from
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what a row is."""
+        return digest(self.identity)
+
+    @property
+    def folder(self) -> Path:
+        """Where the point's files lie: `run.dir`, else made from the spec."""
+        run, temperature = self.spec.run, self.spec.sampling.temperature
+        if run.dir is not None:
+            return Path(run.dir)
+        name = f"{self.task.name}-{self.spec.model.name}-T{temperature:g}-{self.fingerprint[:8]}"
+        return Path(run.root) / run.name / name.replace("/", "_") / f"step-{self.step}"
+
+    @property
+    def rows_path(self) -> Path:
+        """The rows' file."""
+        return self.folder / f"step{self.step:04d}_{self.spec.run.split}.jsonl"
+
+    def keys(self) -> Iterator[tuple[Example, int]]:
+        """Every (example, sample), a shared pass-1 sample first: others wait for it."""
+        shared = self.spec.run.second_pass_sample
+        for example in self.examples:
+            samples = range(self.spec.sampling.num_samples)
+            for sample in sorted(samples, key=lambda s: (s != shared, s)):
+                yield example, sample
+
+    def is_complete(self, row: Row) -> bool:
+        """Whether a stored row has a pass for every cue of the spec."""
+        have = {fields["cue_hash"] for fields in stored_passes(row)}
+        return have >= {cue_hash(cue) for cue in self.cues}
+
+    def canonical_order(self) -> list[Key]:
+        """Keys in the order of the finished file: the data's, then sample."""
+        count = range(self.spec.sampling.num_samples)
+        return [Key(example.id, sample) for example in self.examples for sample in count]
+
+
+def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
+    """Load data, resolve phases and identity, refuse what the backend cannot do. Loads no model."""
+    phases = resolve_phases(task, backend, spec)
+    if spec.run.entropy != "none":
+        rule = f"be none with backend {backend.name}, which cannot tell the exact entropy"
+        able = backend.capabilities.entropy or backend.capabilities.logprobs
+        require(able, "run.entropy", rule, spec.run.entropy)
+    everything = task.examples()
+    require(len(everything) > 0, "task.data", "hold at least one example", 0)
+    cues = tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())
+    model = backend.identity()
+    return Point(
+        spec=spec,
+        task=task,
+        examples=select(everything, spec.run),
+        phases=phases,
+        cues=cues,
+        identity=_identity(spec, task, everything, phases) | model,
+        step=int(model.get("model.step") or 0),
+    )
+
+
+def _identity(
+    spec: RunSpec, task: Task, examples: Sequence[Example], phases: tuple[Phase, ...]
+) -> dict[str, Any]:
+    contents = sorted(_content(task, example) for example in examples)
+    identity: dict[str, Any] = {"task.data": digest(contents), "task.name": task.name}
+    for phase in phases:
+        identity |= {f"phases.{phase.name}.{k}": v for k, v in asdict(phase).items()}
+    sampling = {k: v for k, v in asdict(spec.sampling).items() if k not in NOT_ROW_CHANGING}
+    identity |= {f"sampling.{name}": value for name, value in sampling.items()}
+    identity["run.seed"] = spec.run.seed
+    identity["run.second_pass_sample"] = spec.run.second_pass_sample
+    return identity
+
+
+def _content(task: Task, example: Example) -> str:
+    """What an example asks and what counts as right, messages as the model gets them."""
+    return digest([example.id, str(example.target), prompt_text(task.prompt(example))])
+
+
+def prompt_text(prompt: Prompt) -> list[list[str]]:
+    """Messages and prefill as plain text."""
+    turns = [[m.role, *map(_text, m.content)] for m in prompt.messages]
+    return [*turns, ["prefill", *map(_text, prompt.prefill)]]
+
+
+def _text(piece: Piece) -> str:
+    return piece if isinstance(piece, str) else piece.text + piece.tail

@@ -1,0 +1,149 @@
+"""run.json: the spec, its fingerprint, and one record per attempt."""
+
+import datetime
+import json
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.point import Point
+from pipeline.rows import write_atomically
+from pipeline.spec import SpecError
+
+PACKAGES = ("hydra-core", "omegaconf", "torch", "transformers", "datasets", "deepspeed", "submitit")
+
+
+class RunRecord:
+    """The run.json of one point's folder, with this attempt's record in it."""
+
+    def __init__(self, point: Point) -> None:
+        """Read run.json. Raises SpecError where the folder holds rows of another fingerprint."""
+        self.path = point.folder / "run.json"
+        self.data = self._load(point)
+        self.attempt: dict[str, Any] = {}
+        self._clock = time.monotonic()
+
+    def begin(self) -> None:
+        """Start this attempt's record."""
+        earlier = [attempt["attempt"] for attempt in self.data["attempts"]]
+        self.attempt = {
+            "attempt": max(earlier, default=0) + 1,
+            "status": "running",
+            "start": _now(),
+            "end": None,
+            "rows": 0,
+            "tokens": 0,
+            "seconds": 0.0,
+            "failed": 0,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "python": platform.python_version(),
+            "command": sys.argv,
+            "versions": versions(),
+            "git": git_commit(),
+        }
+        self.data["attempts"].append(self.attempt)
+        self.save()
+
+    def _load(self, point: Point) -> dict[str, Any]:
+        sampling = asdict(point.spec.sampling)
+        sources = point.sources or {}
+        effective = {k: {"value": v, "from": sources.get(k, "spec")} for k, v in sampling.items()}
+        fresh = {
+            "fingerprint": point.fingerprint,
+            "identity": point.identity,
+            "step": point.step,
+            "spec": asdict(point.spec),
+            "sampling": effective,
+            "overrides": list(point.overrides),
+            "attempts": [],
+        }
+        if not self.path.exists():
+            return fresh
+        stored: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        if stored["fingerprint"] != point.fingerprint:
+            changed = differing(stored["identity"], point.identity)
+            raise SpecError(
+                f"{self.path.parent} holds rows of another spec, which differs in {changed}; "
+                "choose another run.dir or run.name, or restore these values"
+            )
+        return fresh | {"attempts": stored["attempts"]}
+
+    def row_done(self, tokens: int) -> None:
+        """Count a finished row."""
+        self.attempt["rows"] += 1
+        self.attempt["tokens"] += tokens
+
+    def save(self) -> None:
+        """Write run.json as a whole."""
+        self.attempt["seconds"] = round(time.monotonic() - self._clock, 3)
+        self.attempt["peak_memory_mib"] = peak_memory_mib()
+        text = json.dumps(self.data, ensure_ascii=False, indent=1)
+        write_atomically(self.path, [text.encode(), b"\n"])
+
+    def close(self, status: str, backend: dict[str, Any]) -> None:
+        """End this attempt: `complete`, `interrupted` or `failed`."""
+        self.attempt |= {"status": status, "end": _now(), "backend": backend}
+        self.save()
+
+
+def differing(stored: dict[str, Any], current: dict[str, Any]) -> str:
+    """The keys whose values differ, with both values where they are short."""
+    keys = [k for k in sorted(stored.keys() | current.keys()) if stored.get(k) != current.get(k)]
+    return ", ".join(
+        f"{k} ({_short(stored.get(k))} there, {_short(current.get(k))} now)" for k in keys
+    )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that can move a number."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """Commit of the running code, plus `-dirty` when the tree differs; None outside a checkout."""
+    here = Path(__file__).parent
+    command = [
+        "git",
+        "-C",
+        str(here),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def peak_memory_mib() -> int:
+    """Largest resident set of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // (1024 if sys.platform != "darwin" else 1024 * 1024)

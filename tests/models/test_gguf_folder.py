@@ -1,0 +1,155 @@
+"""Conversion, on a GGUF of 400 tokens and one layer written here."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from components.models.content import file_hash
+from components.models.gguf_folder import folder_for
+from pipeline.spec import SpecError
+
+WIDTH, HIDDEN, VOCABULARY = 32, 48, 300
+SHAPES = {
+    "token_embd.weight": (VOCABULARY, WIDTH),
+    "output_norm.weight": (WIDTH,),
+    "blk.0.attn_norm.weight": (WIDTH,),
+    "blk.0.attn_q.weight": (WIDTH, WIDTH),
+    "blk.0.attn_k.weight": (WIDTH, WIDTH),
+    "blk.0.attn_v.weight": (WIDTH, WIDTH),
+    "blk.0.attn_output.weight": (WIDTH, WIDTH),
+    "blk.0.ffn_norm.weight": (WIDTH,),
+    "blk.0.ffn_gate.weight": (HIDDEN, WIDTH),
+    "blk.0.ffn_up.weight": (HIDDEN, WIDTH),
+    "blk.0.ffn_down.weight": (WIDTH, HIDDEN),
+}
+
+
+def alphabet() -> list[str]:
+    """The 256 characters that byte-level BPE writes bytes as."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return [chr(byte) for byte in plain] + [chr(256 + i) for i in range(len(rest))]
+
+
+def write_gguf(path: Path) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("A Tiny Model")
+    writer.add_context_length(128)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCABULARY)
+    tokens = ["<unk>", "<|im_start|>", "<|im_end|>", *alphabet()]
+    merges = [f"{a} {b}" for a in "abcdef" for b in "ghijklmn"][: VOCABULARY - len(tokens)]
+    tokens += [merge.replace(" ", "") for merge in merges]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    draw = np.random.default_rng(0)
+    for name, shape in SHAPES.items():
+        writer.add_tensor(name, draw.normal(size=shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def start(gguf_file: Path, cache: Path, patch: str = "") -> subprocess.Popen[str]:
+    """A process that converts and prints the folder; its log goes to stderr."""
+    script = f"""
+import logging, os, sys
+from pathlib import Path
+import components.models.gguf_folder as g
+logging.basicConfig(level=logging.INFO)
+{patch}
+print(g.folder_for(Path(sys.argv[1]), "c" * 64, Path(sys.argv[2])))
+"""
+    command = [sys.executable, "-c", script, str(gguf_file), str(cache)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+
+
+def leftovers(cache: Path) -> list[str]:
+    return [path.name for path in (cache / "models").iterdir() if path.suffix != ".lock"]
+
+
+def test_two_starts_at_once_make_one_good_folder(tiny_gguf: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    started = [start(tiny_gguf, tmp_path), start(tiny_gguf, tmp_path)]
+    ends = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0, 0], ends
+    folders = {out.strip() for out, _ in ends}
+    assert len(folders) == 1
+    assert sum(log.count("converting tiny.gguf") for _, log in ends) == 1
+    folder = Path(folders.pop())
+    assert leftovers(tmp_path) == [folder.name]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    expected = np.random.default_rng(0).normal(size=SHAPES["token_embd.weight"])
+    weight = model.get_input_embeddings().weight.detach()
+    assert torch.equal(weight, torch.tensor(expected, dtype=torch.float32))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer.encode("a cab, ägh")) == "a cab, ägh"
+
+
+def test_a_conversion_that_was_killed_leaves_nothing_that_is_used(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    killed = start(tiny_gguf, tmp_path, "g._seal = lambda made: os.kill(os.getpid(), 9)")
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    (half,) = leftovers(tmp_path)
+    assert ".part-" in half
+    folder = folder_for(tiny_gguf, "c" * 64, tmp_path)
+    assert leftovers(tmp_path) == [folder.name]
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_folder_that_lost_bytes_is_made_again(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = folder_for(tiny_gguf, "c" * 64, tmp_path)
+    whole = file_hash(folder / "model.safetensors", tmp_path)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    assert folder_for(tiny_gguf, "c" * 64, tmp_path) == folder
+    assert file_hash(folder / "model.safetensors", tmp_path) == whole
+
+
+def test_a_whole_folder_is_taken_as_it_is(tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = folder_for(tiny_gguf, "c" * 64, tmp_path)
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+    assert folder_for(tiny_gguf, "c" * 64, tmp_path) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made
+
+
+def test_a_cache_that_cannot_be_written_names_its_key(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match=r"run\.cache_dir="):
+        folder_for(tiny_gguf, "c" * 64, tmp_path / "file")
+
+
+def test_a_file_that_is_no_gguf_is_refused_with_its_name(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"not a model")
+    with pytest.raises(SpecError, match=r"broken\.gguf"):
+        folder_for(broken, "d" * 64, tmp_path / "cache")
+    assert leftovers(tmp_path / "cache") == []

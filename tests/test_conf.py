@@ -1,0 +1,121 @@
+"""Every choice composes; a misspelt key dies with a sentence naming it, before a model loads."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.compose import to_spec
+from pipeline.spec import RunSpec, SpecError
+from tests.composing import ROOT, composed
+
+REFUSED = (HydraException, OmegaConfBaseException, SpecError)
+GROUPS = ("task", "backend", "model", "sampling", "cue", "quantization")
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("choice", [f"{g}={o}" for g in GROUPS for o in options(g)])
+def test_every_option_composes_and_binds_to_its_constructor(choice: str) -> None:
+    needed = [] if choice.startswith("task=") else ["task=math"]
+    if choice == "model=local":
+        needed += ["model.path=/some/folder"]
+    spec = to_spec(composed(*needed, choice))
+    assert isinstance(spec, RunSpec)
+
+
+def refusal(*overrides: str, conf: Path = ROOT / "conf") -> str:
+    with pytest.raises(REFUSED) as caught:
+        to_spec(composed(*overrides, conf=conf))
+    causes = [caught.value, caught.value.__cause__]
+    return " | ".join(str(error) for error in causes if error)
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("sampling.temprature=0.3", ["temprature"]),
+        ("sampling.temperature=hot", ["temperature", "hot"]),
+        ("bacth_size=3", ["bacth_size"]),
+        ("task=crosswrod", ["crosswrod", "crossword"]),
+        ("cluster=slrum", ["slrum", "local"]),
+        ("+sampling.temprature=0.3", ["temprature"]),
+        ("+bacth_size=3", ["bacth_size"]),
+        ("+task.sytem_prompt=x", ["task.sytem_prompt"]),
+        ("+backend.bacth_size=3", ["backend.bacth_size"]),
+        ("backend.bacth_size=3", ["bacth_size"]),
+        ("+backend.model=x", ["backend.model"]),
+        ("+quantization.dtpye=x", ["quantization.dtpye"]),
+        ("+cue.wait.txet=x", ["txet"]),
+        ("+model.nmae=x", ["nmae"]),
+        ("+run.lmit=3", ["lmit"]),
+        ("sampling.temperature=-1", ["sampling.temperature", "-1"]),
+        ("sampling.top_p=0", ["sampling.top_p"]),
+        ("run.entropy=some", ["run.entropy", "some"]),
+        ("model.step=first", ["model.step", "first"]),
+        ("run.second_pass_sample=4", ["run.second_pass_sample", "num_samples"]),
+        ("hydra.launcher.partion=x", ["partion"]),
+    ],
+)
+def test_a_misspelt_or_impossible_value_is_refused_by_name(override: str, names: list[str]) -> None:
+    message = refusal("task=math", "backend=echo", override)
+    assert all(name in message for name in names), message
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "names"),
+    [
+        ("sampling/default.yaml", "temprature: 0.3", ["temprature"]),
+        ("config.yaml", "bacth_size: 3", ["bacth_size"]),
+        ("task/crossword.yaml", "sytem_prompt: x", ["task.sytem_prompt"]),
+        ("backend/echo.yaml", "capactiy: 3", ["backend.capactiy"]),
+        ("cue/wait.yaml", "wiat:\n  txet: x", ["txet"]),
+    ],
+)
+def test_a_misspelt_key_in_a_yaml_file_is_refused_by_name(
+    tmp_path: Path, file: str, line: str, names: list[str]
+) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    path = tmp_path / "conf" / file
+    path.write_text(path.read_text() + f"\n{line}\n")
+    message = refusal("task=crossword", "backend=echo", "cue=wait", conf=tmp_path / "conf")
+    assert all(name in message for name in names), message
+
+
+def test_an_experiment_beats_groups_and_the_command_line_beats_it(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    text = "# @package _global_\ndefaults:\n  - override /task: carpark\nsampling:\n  top_k: 7\n"
+    (tmp_path / "conf/experiment/mine.yaml").write_text(text)
+    line = ("backend=echo", "experiment=mine")
+    spec = to_spec(composed(*line, conf=tmp_path / "conf"))
+    assert spec.sampling.top_k == 7 and "carpark" in spec.task["_target_"]
+    spec = to_spec(composed(*line, "sampling.top_k=9", conf=tmp_path / "conf"))
+    assert spec.sampling.top_k == 9
+
+
+def test_cues_combine_and_keep_their_order() -> None:
+    spec = to_spec(composed("task=math", "backend=echo", "cue=reconsider_control"))
+    assert list(spec.cue) == ["hold_on", "restart", "wait", "neutral"]
+    assert [cue.control for cue in spec.cue.values()] == [False, False, False, True]
+    two = to_spec(composed("task=math", "backend=echo", "cue=[neutral,wait]"))
+    assert list(two.cue) == ["neutral", "wait"]
+
+
+def test_the_schema_is_plain_past_the_door() -> None:
+    spec = to_spec(composed("task=math", "backend=echo"))
+    assert type(spec.task) is dict and type(spec.cue) is dict
+    with pytest.raises(AttributeError):
+        spec.sampling.temprature = 1  # type: ignore[attr-defined]
+
+
+def test_a_missing_task_lists_the_tasks() -> None:
+    command = [sys.executable, "launch/run.py", "backend=echo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "task" in done.stderr and "crossword" in done.stderr

@@ -1,0 +1,30 @@
+"""Imports go one way: launch -> components -> pipeline."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FORBIDDEN = {"pipeline": {"components", "launch"}, "components": {"launch"}}
+
+
+def imported(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("package", sorted(FORBIDDEN))
+def test_imports_go_one_way(package: str) -> None:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    wrong = {str(f): sorted(imported(f) & FORBIDDEN[package]) for f in files}
+    assert {file: names for file, names in wrong.items() if names} == {}
+
+
+def test_init_files_are_empty() -> None:
+    packages = ("pipeline", "components", "launch")
+    inits = [f for p in packages for f in (ROOT / p).rglob("__init__.py")]
+    assert inits and all(not file.read_text().strip() for file in inits)
