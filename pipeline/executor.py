@@ -5,6 +5,7 @@ Opens as many as the backend wants, writes rows as they end.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from pipeline.point import Point
 from pipeline.protocols import Backend, Example
@@ -28,14 +29,17 @@ async def execute(
     and of every failed trace with None. Returns the closed sessions.
     """
     sessions: list[Session] = []
+    about: dict[str, Any] = {}
     try:
         for point in points:
             sessions.append(Session(point))
         if any(session.todo for session in sessions):
             async with backend:
-                await _Loop(sessions, backend, stop or asyncio.Event(), on_row).run()
+                try:
+                    await _Loop(sessions, backend, stop or asyncio.Event(), on_row).run()
+                finally:
+                    about = backend.describe()
     finally:
-        about = backend.describe() if any(session.todo for session in sessions) else {}
         for session in sessions:
             session.close(about)
     return sessions

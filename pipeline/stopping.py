@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 HALF = "\ufffd"  # what decoders write for bytes that are not (yet) a character
 LONGEST_CHARACTER = 4  # bytes of UTF-8, thus tokens, that one character can need
 WINDOW = 12  # ids decoded together before the window is moved on
-HOPELESS = (
-    32  # ids after which a window that never ends in a whole character is moved on all the same
-)
+HOPELESS = 32  # ids after which a window is moved on though it ends in no whole character
 
 
 class Detokenizer:
@@ -23,7 +21,7 @@ class Detokenizer:
         """Start behind `context`."""
         self._decode = decode
         self._window = list(context[-LONGEST_CHARACTER:])
-        self._seen = self._text = decode(self._window) if self._window else ""
+        self._text = decode(self._window) if self._window else ""
         self._told = len(self._text)
         self._unsettled = 0  # ids since the window last ended in a whole character
 

@@ -16,6 +16,7 @@ from pipeline.protocols import Generation
 
 _LOG = logging.getLogger(__name__)
 _LULL = 0.004  # seconds without a new request after which a batch starts that is not full
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 Run = Callable[[Sequence[Decoded], Callable[[Decoded], None]], None]
 
@@ -28,7 +29,7 @@ class _Waiting:
 
 
 class Batches:
-    """A queue of requests in front of a decoder. Everything but the decoder runs on the event loop."""
+    """A queue of requests in front of a decoder, which alone runs off the event loop."""
 
     def __init__(self, run: Run, size: int) -> None:
         """`run` decodes up to `size` rows in a thread and reports each as soon as it is over."""
@@ -124,14 +125,18 @@ class Batches:
             torch.cuda.empty_cache()
         if len(batch) == 1:
             prompt = len(batch[0].row.ids)
-            return _fail(left, MemoryError(
-                f"out of memory with a single row of {prompt} tokens: backend.batch_size is at 1, "
-                "lower model.max_length or the caps in sampling"
-            ))
+            return _fail(
+                left,
+                MemoryError(
+                    f"out of memory with a single row of {prompt} tokens: backend.batch_size is "
+                    "at 1, so lower model.max_length or the caps in sampling"
+                ),
+            )
         self.size = len(batch) // 2
         self._waiting += left
-        _LOG.warning("out of memory with %d rows: backend.batch_size goes on as %d",
-                     len(batch), self.size)
+        _LOG.warning(
+            "out of memory with %d rows: backend.batch_size goes on as %d", len(batch), self.size
+        )
 
 
 def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
@@ -141,7 +146,7 @@ def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch has a class for devices and a sentence for the CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
+    """Whether memory ran out: torch has a class for some cases and a sentence for the others."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY)

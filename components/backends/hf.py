@@ -101,8 +101,7 @@ class HfBackend:
 
     def preview(self, prompt: Prompt) -> str:
         """The prompt's ids as text, special tokens included."""
-        encoder = self._encoder()
-        return encoder.decode(encoder.encode(prompt).ids)
+        return self._encoder().preview(prompt)
 
     async def __aenter__(self) -> Self:
         """Load tokenizer and weights, and start the decoder's thread."""
@@ -188,12 +187,13 @@ class HfBackend:
             )
         except (OSError, ValueError, ImportError) as error:
             raise SpecError(
-                f"model={self._spec.name} must be a causal model that Transformers loads (model.path="
-                f"{self._spec.path}, model.attn_implementation={self._spec.attn_implementation}): "
-                f"{error}"
+                f"model={self._spec.name} must be a causal model that Transformers loads "
+                f"(model.path={self._spec.path}, "
+                f"model.attn_implementation={self._spec.attn_implementation}): {error}"
             ) from error
         assert isinstance(model, PreTrainedModel)
-        return model.eval()
+        model.train(False)
+        return model
 
     def _check_length(self, prompt: int) -> None:
         assert self._limits is not None

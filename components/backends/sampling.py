@@ -1,17 +1,20 @@
 """What is measured of raw logits, and how the next token is drawn from them.
 
-The noise is a fixed field: one number for every (row seed, index of the token in its phase, vocabulary id), made by
-integer arithmetic on 32-bit words. A token is the argmax of filtered logits plus noise, so it does not depend on which
-rows share a batch, and any other program that computes the same field draws the same token. The field, with all
-words unsigned and wrapping at 32 bits:
+The noise is a fixed field: one number for every (row seed, index of the token in its phase,
+vocabulary id), made by integer arithmetic on 32-bit words. A token is the argmax of filtered logits
+plus noise, so it does not depend on which rows share a batch, and any other program that computes
+the same field draws the same token. The field, with words unsigned and wrapping at 32 bits:
 
     mix(x):  x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  x *= 0x846ca68b;  x ^= x >> 16
     a = mix(low word of the seed ^ mix(index))
     b = mix(high word of the seed ^ mix(a + 0x9e3779b9))
     h = mix(mix(id ^ a) ^ b)
-    v = min((h >> 8) * 2^-24 + ((h & 255) + 0.5) * 2^-32, 1 - 2^-24)      float32, one rounding
+    v = min((h >> 8) * 2^-24 + ((h & 255) + 0.5) * 2^-32, 1 - 2^-24)    float32, rounded once
     e = v + v * v / 2 if v < 2^-10 else -log(1 - v)
-    noise = -log(e)                                                        lies in [-2.82, 22.88]
+    noise = -log(e)                                                     within [-2.82, 22.88]
+
+Values of v near 1 are coarse, but the small ones, by which an unlikely token wins, are told apart
+down to 2^-33.
 """
 
 import dataclasses
@@ -93,7 +96,9 @@ def draw(
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """Draw one id per row, int64 [rows]: `choose(filtered(...))` with less work where few tokens can be drawn.
+    """Draw one id per row, int64 [rows].
+
+    The same as `choose(filtered(...))`, with less work where few tokens can be drawn.
 
     Args:
         logits: raw float32 logits [rows, vocabulary]; left as they are.
@@ -118,12 +123,12 @@ def filtered(
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """Scaled logits of the distribution to draw from: minus infinity where a token may not be drawn.
+    """Scaled logits of what is drawn from: minus infinity where a token may not be drawn.
 
-    The order is Transformers': repetition penalty, temperature, top_k, top_p, min_p. A token passes top_k if fewer
-    than k logits are strictly larger, and top_p if those that are strictly larger hold less than top_p of the mass
-    that top_k left; so ties stay together. A row of temperature 0 keeps its largest logits only. Arguments as of
-    `draw`.
+    The order is Transformers': repetition penalty, temperature, top_k, top_p, min_p. A token passes
+    top_k if fewer than k logits are strictly larger, and top_p if those that are strictly larger
+    hold less than top_p of the mass that top_k left; so ties stay together. A row of temperature 0
+    keeps its largest logits only. Arguments as of `draw`.
     """
     return _kept(_eligible(logits, settings, allowed, seen), settings)
 
@@ -177,7 +182,7 @@ def _eligible(
 
 
 def _scaled(logits: Tensor, largest: Tensor, settings: Settings) -> Tensor:
-    """Logits over temperature, the largest moved to 0. Temperature 0 leaves nothing but the largest."""
+    """Logits over temperature, the largest moved to 0; temperature 0 leaves only the largest."""
     tiny = torch.finfo(torch.float32).tiny
     return (logits - largest).div_(settings.temperature.clamp(min=tiny))
 
@@ -189,8 +194,11 @@ def _kept(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def _cutoff(scaled: Tensor, head: Tensor, settings: Settings) -> Tensor:
-    """The smallest logit [rows, 1] that passes top_k, top_p and min_p, told from `head`, the largest logits in
-    order. It is right where the last of `head` lies below it, or `head` holds all."""
+    """The smallest logit [rows, 1] that passes top_k, top_p and min_p.
+
+    Told from `head`, a row's largest logits in order. It is right where the last of `head` lies
+    below it, or `head` holds all.
+    """
     by_k = head.gather(-1, settings.top_k.clamp(min=1, max=head.shape[-1]) - 1)
     by_k = by_k.masked_fill(settings.top_k == 0, -torch.inf)
     total = scaled.exp().masked_fill_(scaled < by_k, 0.0).sum(dim=-1, keepdim=True)
@@ -204,7 +212,8 @@ def _cutoff(scaled: Tensor, head: Tensor, settings: Settings) -> Tensor:
 
 
 def _low(value: Tensor) -> Tensor:
-    """The low 32 bits of int64 as int32; moved to the top and back first, so that the conversion cannot overflow."""
+    """The low 32 bits of int64 as int32."""
+    # Moved to the top and back first, so that the conversion cannot overflow.
     return ((value << 32) >> 32).to(torch.int32)
 
 
@@ -219,7 +228,7 @@ def _mix(word: Tensor) -> Tensor:
 
 
 def _gumbel(word: Tensor) -> Tensor:
-    """Gumbel noise from random words: -log of an exponential variate that is fine-grained where it is small."""
+    """Gumbel noise from random words: -log of an exponential variate."""
     uniform = (word & 255).float().add_(0.5).mul_(2.0**-32)
     uniform += (word >> 8).bitwise_and_((1 << 24) - 1).float().mul_(2.0**-24)
     uniform.clamp_(max=1 - 2.0**-24)

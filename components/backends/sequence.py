@@ -20,7 +20,7 @@ class Limits:
 class Decoded:
     """A prompt and the ids that follow it so far.
 
-    A decoder may drop its cache at any time and go on from `ids`; `accept` is told every new id once.
+    A decoder may drop its cache at any time and go on from `ids`; `accept` takes every new id once.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Decoded:
         return seed - (1 << 64) if seed >> 63 else seed
 
     def accept(self, token: int, entropy: float, logprob: float) -> bool:
-        """Take the next id; True if it was the last. Text that became certain goes to `on_token`."""
+        """Take the next id; True if it was the last. Certain text goes to `on_token`."""
         self.token_ids.append(token)
         if self.request.entropy:
             self._entropies.append(entropy)

@@ -31,8 +31,8 @@ class StaticDecoder:
 
         The model's own generation config is emptied: nothing of it may reach a row.
         """
-        model.generation_config = GenerationConfig()
-        self._model = model
+        model.generation_config = _config()
+        self._model: Any = model
         self._allowed = allowed
         self._use_cache = use_cache
         self._threads = threads
@@ -51,7 +51,7 @@ class StaticDecoder:
         device = self._model.device
         inputs = _padded([row.ids for row in rows], device)
         step = _Step(rows, self._allowed, inputs["attention_mask"], finish)
-        config = GenerationConfig(
+        config = _config(
             do_sample=False,
             max_new_tokens=max(row.left for row in rows),
             use_cache=self._use_cache,
@@ -84,12 +84,10 @@ class _Step(LogitsProcessor):
         self._mask = mask
         self._seen: Tensor | None = None
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take raw float32 logits [rows, vocabulary]; return 0 for the drawn ids, else -inf."""
         self._note(input_ids, scores.shape[-1])
-        tokens = draw(
-            scores, self._settings, self._seeds, self._indices, self._allowed, self._seen
-        )
+        tokens = draw(scores, self._settings, self._seeds, self._indices, self._allowed, self._seen)
         self._indices += 1
         self._hand_out(tokens, *self._measured(scores, tokens))
         forced = torch.full_like(scores, -torch.inf)
@@ -125,7 +123,9 @@ class _Step(LogitsProcessor):
         if not self._settings.penalises:
             return
         if self._seen is None:
-            self._seen = torch.zeros(len(self._rows), size, dtype=torch.bool, device=input_ids.device)
+            self._seen = torch.zeros(
+                len(self._rows), size, dtype=torch.bool, device=input_ids.device
+            )
             for row, ids, mask in zip(self._seen, input_ids, self._mask, strict=True):
                 row[ids[mask.bool()]] = True
         self._seen.scatter_(-1, input_ids[:, -1:], True)
@@ -137,7 +137,7 @@ class _Over(StoppingCriteria):
     def __init__(self, step: _Step) -> None:
         self._step = step
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """One bool per row."""
         return self._step.over
 
@@ -151,3 +151,9 @@ def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Te
     )
     positions = (mask.cumsum(-1) - 1).clamp_(min=0)
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+
+def _config(**values: Any) -> GenerationConfig:
+    """A generation config of nothing but `values`."""
+    make: Callable[..., GenerationConfig] = GenerationConfig
+    return make(**values)

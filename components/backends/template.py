@@ -9,7 +9,6 @@ import datetime
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -31,7 +30,7 @@ class TurnLostError(ValueError):
 
 
 class ChatTemplate:
-    """Writes prompts as runs of text and generations, with a tokenizer's template or without one."""
+    """Writes prompts as runs of text and generations, with a tokenizer's template or none."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> None:
         """`arguments` are the template's own (`model.template_kwargs`)."""
@@ -97,8 +96,10 @@ class ChatTemplate:
 
     def _date(self, form: str) -> str:
         day = _DAY.strftime(form)
-        self._warn(f"the chat template asks the clock for a date and gets {day}, so that rows do "
-                   "not depend on the day: name another in model.template_kwargs")
+        self._warn(
+            f"the chat template asks the clock for a date and gets {day}, so that rows do "
+            "not depend on the day: name another in model.template_kwargs"
+        )
         return day
 
     def _warn(self, message: str) -> None:
@@ -111,7 +112,9 @@ def _shown(number: int, message: Message) -> Turn:
     """What the template sees of a message: a user's text as it is, an assistant turn not at all."""
     if message.role == "assistant":
         return {"role": message.role, "content": f"AssistantTurn{number:04d}OfRethink"}
-    text = "".join(piece if isinstance(piece, str) else _spelled(piece) for piece in message.content)
+    text = "".join(
+        piece if isinstance(piece, str) else _spelled(piece) for piece in message.content
+    )
     return {"role": message.role, "content": text}
 
 

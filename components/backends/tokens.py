@@ -57,6 +57,10 @@ class PromptEncoder:
                 ids += self._spliced(run) if ids else self._plain(run)
         return self._cut(self._with_bos(ids))
 
+    def preview(self, prompt: Prompt) -> str:
+        """The prompt as the model sees it: its ids as text, special tokens included."""
+        return self.decode(self.encode(prompt).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens spelled out."""
         text = self.tokenizer.decode(

@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.tasks import math_canonical, math_grading, records, tagged
+from components.tasks import records, tagged
+from components.tasks.math_grading.boxed import last_boxed
+from components.tasks.math_grading.canonical import canonical, contains
+from components.tasks.math_grading.pool import Pool
 from pipeline.protocols import Example, Generation, Prompt
 
 FIELDS = ("id", "question", "answer")
@@ -26,6 +29,8 @@ class Mathematics:
         think_cap: int = 750,
         answer_cap: int = 50,
         max_output_tokens: int = 900,
+        grading_seconds: float = 3.0,
+        grading_workers: int | None = None,
     ) -> None:
         """Cheap: nothing is read before `examples()`."""
         self.name = name
@@ -38,6 +43,7 @@ class Mathematics:
         self.answer_pattern = answer_pattern
         self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
         self.max_output_tokens = max_output_tokens
+        self.pool = Pool(grading_workers, grading_seconds)
 
     def examples(self) -> Sequence[Example]:
         """All problems, in order."""
@@ -52,12 +58,12 @@ class Mathematics:
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: equality by math-verify, and the published substring rule beside it."""
         found = tagged.find(generations)
-        boxed = math_grading.last_boxed(found.text or found.whole)
+        boxed = last_boxed(found.text or found.whole)
         answer = found.text or boxed or ""
         status: tagged.AnswerStatus = "answered"
         if boxed is None and not (answer and found.closed):
             status = "truncated" if found.capped else "no_answer"
-        canon = math_canonical.canonical(answer)
+        canon = canonical(answer)
         fields: dict[str, Any] = {
             "pred_answer": answer,
             "pred_answer_canon": canon,
@@ -67,9 +73,9 @@ class Mathematics:
         }
         if example.target is not None:
             gold = str(example.target)
-            fields["is_correct_substring"] = math_canonical.contains(math_canonical.canonical(gold), canon)
+            fields["is_correct_substring"] = contains(canonical(gold), canon)
             fields["is_correct_pred"] = (
-                status == "answered" and math_grading.grade(gold, boxed or answer).equal
+                status == "answered" and self.pool.grade(gold, boxed or answer).equal
             )
         return fields
 
@@ -78,4 +84,4 @@ class Mathematics:
         answers = records.names_of(self.columns, "answer")
         gold = records.need_text(row, answers, "task.columns.answer", numbers=True)
         identity = records.own_id(row, records.names_of(self.columns, "id"))
-        return Example(identity, question, gold, {"gold_answer_canon": math_canonical.canonical(gold)})
+        return Example(identity, question, gold, {"gold_answer_canon": canonical(gold)})

@@ -115,8 +115,8 @@ def _unwrap(text: str) -> str:
                 and text.startswith(opening)
                 and text.endswith(closing)
                 and not text.endswith("\\" + closing)
-                and opening not in inner
-                and closing not in inner
+                and not _bare(opening, inner)
+                and not _bare(closing, inner)
             ):
                 text = inner.strip()
         boxed = re.match(r"\\(?:boxed|fbox)\s*(?=\{)", text)
@@ -126,6 +126,11 @@ def _unwrap(text: str) -> str:
             text = text[1:-1].strip()
         if text == before:
             return text
+
+
+def _bare(mark: str, text: str) -> bool:
+    """True when `mark` stands in the text unescaped."""
+    return re.search(rf"(?<!\\){re.escape(mark)}", text) is not None
 
 
 def _romans(text: str) -> str:

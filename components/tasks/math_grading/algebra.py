@@ -1,0 +1,167 @@
+"""Equality of two formulas: parsed by math-verify, decided by exact numbers where it rounds, else by its `verify`."""
+
+import logging
+import random
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.math_normalization import NormalizationConfig
+from math_verify import parse as math_verify_parse
+from math_verify import verify as math_verify_verify
+from math_verify.parser import LatexExtractionConfig
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # its warning about switched-off timeouts
+
+DIGITS = 50
+CLOSE = sympy.Float(10) ** -38
+POINTS = 4
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
+)
+_EXTRACTION = [LatexExtractionConfig(normalization_config=_NORMALIZATION)]
+_GREEK = "alpha beta gamma delta zeta eta kappa lambda mu nu xi rho sigma tau phi chi psi omega".split()
+_UNREADABLE = re.compile(r"['\u2032]|\\prime|\d \d|\\text|\\bmod|\\pmod|_ ?_|(?<![a-zA-Z\\])[A-Za-z]{7,}")
+_DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
+_MIXED = re.compile(r"(?<![\w}.^_])(\d+) ?(?=\\frac\{\d+\}\{\d+\})")
+
+
+def rename_capitals(latexes: Sequence[str]) -> list[str]:
+    """Capital variables become Greek letters that occur nowhere: the parser would make them small ones."""
+    whole = " ".join(latexes)
+    capitals = sorted(set(_capitals(whole)))
+    free = [name for name in _GREEK if f"\\{name}" not in whole]
+    names = dict(zip(capitals, free, strict=False))
+    return [_rename(latex, names) for latex in latexes]
+
+
+@lru_cache(maxsize=256)
+def parse(latex: str) -> sympy.Basic | None:
+    """The expression, or None when the formula cannot be read whole."""
+    if _UNREADABLE.search(latex) or "$" in latex:
+        return None
+    prepared = _MIXED.sub(r"\1+", latex) if latex.count("\\frac") == 1 else latex
+    prepared = _DECIMAL.sub(_as_fraction, prepared)
+    # brackets around it turn a tail that the grammar would drop into an error
+    found = math_verify_parse(
+        f"$({prepared})$", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None
+    )
+    return found[0] if found else None
+
+
+def equal(gold: str, pred: str) -> tuple[bool, str]:
+    """Whether two formulas are equal, and how that was found."""
+    left, right = (parse(latex) for latex in rename_capitals((gold, pred)))
+    if left is None or right is None:
+        same = _bare(gold) == _bare(pred)
+        side = "gold" if left is None else "prediction"
+        return same, "same characters" if same else f"the {side} cannot be read as a formula"
+    exact = same_value(left, right)
+    if exact is not None:
+        return exact, "equal values" if exact else "different values"
+    same = bool(math_verify_verify(left, right, timeout_seconds=None))
+    return same, "equal by math-verify" if same else "different by math-verify"
+
+
+def proportional(gold: str, pred: str, positive: bool) -> bool:
+    """True when one formula is a non-zero (or positive) constant times the other; neither may vanish."""
+    left, right = (parse(latex) for latex in rename_capitals((gold, pred)))
+    if left is None or right is None or _names(left) != _names(right):
+        return False
+    ratios = []
+    for point in _points(sorted(_names(left) - {"i"})):
+        top, bottom = _value(left, point), _value(right, point)
+        if top is None or bottom is None:
+            return False
+        if abs(top) < CLOSE or abs(bottom) < CLOSE:
+            if abs(top) < CLOSE and abs(bottom) < CLOSE:
+                continue
+            return False
+        ratios.append(top / bottom)
+    if not ratios or any(abs(ratio - ratios[0]) > CLOSE * abs(ratios[0]) for ratio in ratios):
+        return False
+    return not positive or bool(sympy.re(ratios[0]) > 0 and abs(sympy.im(ratios[0])) < CLOSE)
+
+
+def same_value(left: Any, right: Any) -> bool | None:
+    """Compare values, at random points where there are variables; None when values cannot tell."""
+    if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
+        return None
+    if _opaque(left) or _opaque(right):
+        return None
+    if not (left.free_symbols or right.free_symbols):
+        exact = _rational(left), _rational(right)
+        if exact[0] is not None and exact[1] is not None:
+            return bool(exact[0] == exact[1])
+    tested = 0
+    for point in _points(sorted(_names(left) | _names(right) - {"i"})):
+        ours, theirs = _value(left, point), _value(right, point)
+        if ours is None or theirs is None:
+            continue
+        scale = max(abs(ours), abs(theirs))
+        if abs(ours - theirs) > CLOSE * scale:
+            return False
+        tested += 1
+        if not point:
+            break
+    return True if tested else None
+
+
+def _value(expression: Any, point: dict[str, Any]) -> Any:
+    """A number with `DIGITS` good digits, or None where the expression has none."""
+    values = {symbol: _at(symbol.name, point) for symbol in expression.free_symbols}
+    value = sympy.N(expression.subs(values).doit(), DIGITS)
+    if value.is_number and value.is_finite and not value.has(sympy.nan, sympy.zoo):
+        return value
+    return None
+
+
+def _at(name: str, point: dict[str, Any]) -> Any:
+    return sympy.I if name == "i" else point[name]
+
+
+def _points(names: Sequence[str]) -> list[dict[str, Any]]:
+    rng = random.Random("points")
+    tries = POINTS if names else 1
+    return [
+        {name: sympy.Rational(rng.randint(-999, 999), rng.randint(101, 499)) for name in names}
+        for _ in range(tries)
+    ]
+
+
+def _rational(expression: Any) -> Any:
+    value = expression.doit()
+    return value if value.is_Rational else None
+
+
+def _opaque(expression: Any) -> bool:
+    """Functions without a meaning, and names such as x_{n}, are compared by math-verify."""
+    return bool(expression.atoms(sympy.core.function.AppliedUndef))
+
+
+def _names(expression: Any) -> set[str]:
+    return {symbol.name for symbol in expression.free_symbols}
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    whole, part = match[1] or "0", match[2]
+    return f"\\frac{{{int(whole + part)}}}{{{10 ** len(part)}}}"
+
+
+def _capitals(latex: str) -> list[str]:
+    plain = re.sub(r"\\[a-zA-Z]+(?: ?\{[A-Z]+\})?", " ", latex)
+    return re.findall(r"[A-Z]", plain)
+
+
+def _rename(latex: str, names: dict[str, str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        name = names.get(match[0])
+        return match[0] if name is None else f"\\{name} "
+
+    return re.sub(r"\\[a-zA-Z]+(?: ?\{[A-Z]+\})?|[A-Z]", replaced, latex)
+
+
+def _bare(latex: str) -> str:
+    return re.sub(r"\s|\\text|[{}]", "", latex)
