@@ -18,9 +18,12 @@ from pipeline.protocols import Generation, Message, Piece, Prompt
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
+_CLOCK = "strftime_now"
 _BETWEEN = "\n\n"  # joins messages where there is no chat template
 _TAG = re.compile(r"\s*<([^\s<>/]+)>")
-_DAY = datetime.datetime(2024, 7, 26)  # what Llama's templates fall back to
+# A template may ask the clock for a date; it gets this day, which Llama's templates fall back to.
+_DAY = datetime.datetime(2024, 7, 26)
+_DATE_CODES = ("%-d", "%-m", *(f"%{letter}" for letter in "dbBYmyaAHIMSpj"))
 
 Turn = dict[str, str]
 
@@ -35,8 +38,16 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> None:
         """`arguments` are the template's own (`model.template_kwargs`)."""
         self._tokenizer = tokenizer
-        self._arguments = {"strftime_now": self._date, **arguments}
+        self._arguments = arguments
+        self._text = tokenizer.get_chat_template() if tokenizer.chat_template else None
         self._warned: set[str] = set()
+        if self._text and _CLOCK in self._text:
+            self._text = _stopped_clock() + self._text
+            if not arguments:
+                self._warn(
+                    f"the chat template reads the clock and is told {_DAY:%d %B %Y}, so that rows "
+                    "do not depend on the day: give it a date in model.template_kwargs"
+                )
 
     def runs(self, prompt: Prompt) -> list[Piece]:
         """The prompt in order: text, generations, and never two texts in a row.
@@ -47,7 +58,7 @@ class ChatTemplate:
         Raises:
             SpecError: the template refuses the messages or loses a turn.
         """
-        if not self._tokenizer.chat_template:
+        if self._text is None:
             pieces = (piece for turn in prompt.messages for piece in (*turn.content, _BETWEEN))
             return list(_merged([*pieces, *prompt.prefill]))
         return list(_merged(self._templated(prompt)))
@@ -89,18 +100,14 @@ class ChatTemplate:
 
     def _render(self, turns: Sequence[Turn]) -> str:
         text = self._tokenizer.apply_chat_template(
-            list(turns), tokenize=False, add_generation_prompt=True, **self._arguments
+            list(turns),
+            chat_template=self._text,
+            tokenize=False,
+            add_generation_prompt=True,
+            **self._arguments,
         )
         assert isinstance(text, str)
         return text
-
-    def _date(self, form: str) -> str:
-        day = _DAY.strftime(form)
-        self._warn(
-            f"the chat template asks the clock for a date and gets {day}, so that rows do "
-            "not depend on the day: name another in model.template_kwargs"
-        )
-        return day
 
     def _warn(self, message: str) -> None:
         if message not in self._warned:
@@ -161,6 +168,12 @@ def _merged(pieces: Sequence[Piece]) -> Iterator[Piece]:
             text = ""
     if text:
         yield text
+
+
+def _stopped_clock() -> str:
+    """Jinja that puts a function of a fixed day in the clock's place and writes nothing."""
+    steps = "".join(f"|replace('{code}', '{_DAY.strftime(code)}')" for code in _DATE_CODES)
+    return f"{{% macro {_CLOCK}(form) %}}{{{{ form{steps} }}}}{{% endmacro %}}{{{{ '' }}}}"
 
 
 def _refused(error: Exception) -> SpecError:

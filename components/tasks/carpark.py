@@ -90,7 +90,11 @@ class Carpark:
         except BoardError as error:
             raise records.DataError(f"{row.where}: {error}") from error
         moves = records.pick(row, records.names_of(self.columns, "moves"))
-        metadata |= {"board": str(board), "size": board.size, "moves": moves or _optimum(row, board)}
+        metadata |= {
+            "board": str(board),
+            "size": board.size,
+            "moves": moves or _optimum(row, board),
+        }
         difficulty = records.pick(row, records.names_of(self.columns, "difficulty"))
         if difficulty is not None:
             metadata["difficulty"] = difficulty

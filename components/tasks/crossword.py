@@ -48,7 +48,9 @@ class Crossword:
         """System prompt, worked examples, then the clue with its enumeration in brackets."""
         enumeration = example.metadata.get("enumeration")
         clue = f"{example.question} ({enumeration})" if enumeration else example.question
-        return tagged.prompt(self.system_prompt, self.few_shot, tagged.fill(self.user_prompt, {"clue": clue}))
+        return tagged.prompt(
+            self.system_prompt, self.few_shot, tagged.fill(self.user_prompt, {"clue": clue})
+        )
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: exact letters, fit to enumeration and length, and the substring rule."""
@@ -70,9 +72,13 @@ class Crossword:
         return fields
 
     def _example(self, row: records.Record) -> Example:
-        clue = records.need_text(row, records.names_of(self.columns, "question"), "task.columns.question")
+        clue = records.need_text(
+            row, records.names_of(self.columns, "question"), "task.columns.question"
+        )
         clue = _BAKED_TAG.sub("", clue).strip()
-        gold = records.need_text(row, records.names_of(self.columns, "answer"), "task.columns.answer")
+        gold = records.need_text(
+            row, records.names_of(self.columns, "answer"), "task.columns.answer"
+        )
         enumeration = records.pick(row, records.names_of(self.columns, "enumeration"))
         if isinstance(enumeration, list):
             enumeration = ",".join(map(str, enumeration))

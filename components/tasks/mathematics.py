@@ -80,7 +80,9 @@ class Mathematics:
         return fields
 
     def _example(self, row: records.Record) -> Example:
-        question = records.need_text(row, records.names_of(self.columns, "question"), "task.columns.question")
+        question = records.need_text(
+            row, records.names_of(self.columns, "question"), "task.columns.question"
+        )
         answers = records.names_of(self.columns, "answer")
         gold = records.need_text(row, answers, "task.columns.answer", numbers=True)
         identity = records.own_id(row, records.names_of(self.columns, "id"))

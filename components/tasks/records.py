@@ -83,7 +83,9 @@ def load(where: Source, embedded: str | None = None) -> list[Record]:
         records = list(_json_lines(text.splitlines(), embedded))
         label = embedded
     else:
-        raise DataError("task.data must name a path or a hub id; this task has no embedded data set")
+        raise DataError(
+            "task.data must name a path or a hub id; this task has no embedded data set"
+        )
     if not records:
         raise DataError(f"{label} holds no record; give a data set with at least one row")
     return records
@@ -148,7 +150,9 @@ def need_present(records: Sequence[Record], names: Sequence[str], key: str) -> N
     if any(_has(record.values, name) for record in records for name in names):
         return
     first = records[0]
-    raise DataError(f"{first.where}: {_absent(first, names)}; set {key} to one of the columns there are")
+    raise DataError(
+        f"{first.where}: {_absent(first, names)}; set {key} to one of the columns there are"
+    )
 
 
 def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
@@ -180,7 +184,13 @@ def _mirrors_of(hub: str, mirrors: Mapping[str, Sequence[str]]) -> str | tuple[s
 
 
 def _from_file(path: Path) -> Iterator[Record]:
-    readers = {".csv": _csv, ".parquet": _parquet, ".jsonl": _jsonl, ".json": _jsonl, ".ndjson": _jsonl}
+    readers = {
+        ".csv": _csv,
+        ".parquet": _parquet,
+        ".jsonl": _jsonl,
+        ".json": _jsonl,
+        ".ndjson": _jsonl,
+    }
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"task.data.path must end in {', '.join(readers)}, got {str(path)!r}")
@@ -205,7 +215,9 @@ def _json_lines(lines: Iterator[str] | Sequence[str] | Any, name: str) -> Iterat
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"{where}: not a JSON object ({error}); mend or remove the line") from error
+            raise DataError(
+                f"{where}: not a JSON object ({error}); mend or remove the line"
+            ) from error
         if not isinstance(values, dict):
             raise DataError(f"{where}: must be a JSON object, got {type(values).__name__}")
         yield Record(values, where)

@@ -25,7 +25,9 @@ class Found:
     whole: str
 
 
-def phases(tagged: bool, think_cap: int, answer_cap: int, max_output_tokens: int) -> tuple[Phase, ...]:
+def phases(
+    tagged: bool, think_cap: int, answer_cap: int, max_output_tokens: int
+) -> tuple[Phase, ...]:
     """Think and answer phases with forced tags, or one phase in which the model writes what it likes."""
     if not tagged:
         return (Phase(OUTPUT, max_output_tokens),)
@@ -42,7 +44,9 @@ def prompt(system: str | None, shots: Sequence[Mapping[str, str]], user: str) ->
     messages = [Message("system", (system.strip(),))] if system and system.strip() else []
     for shot in shots:
         if set(shot) != {"user", "assistant"}:
-            raise SpecError(f"task.few_shot entries must hold user and assistant, got {sorted(shot)}")
+            raise SpecError(
+                f"task.few_shot entries must hold user and assistant, got {sorted(shot)}"
+            )
         messages.append(Message("user", (shot["user"],)))
         messages.append(Message("assistant", (shot["assistant"],)))
     messages.append(Message("user", (user,)))

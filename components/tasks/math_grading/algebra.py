@@ -19,11 +19,20 @@ DIGITS = 50
 CLOSE = sympy.Float(10) ** -38
 POINTS = 4
 _NORMALIZATION = NormalizationConfig(
-    basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none", equations=False
+    basic_latex=True,
+    units=False,
+    malformed_operators=True,
+    nits=False,
+    boxed="none",
+    equations=False,
 )
 _EXTRACTION = [LatexExtractionConfig(normalization_config=_NORMALIZATION)]
-_GREEK = "alpha beta gamma delta zeta eta kappa lambda mu nu xi rho sigma tau phi chi psi omega".split()
-_UNREADABLE = re.compile(r"['\u2032]|\\prime|\d \d|\\text|\\bmod|\\pmod|_ ?_|(?<![a-zA-Z\\])[A-Za-z]{7,}")
+_GREEK = (
+    "alpha beta gamma delta zeta eta kappa lambda mu nu xi rho sigma tau phi chi psi omega".split()
+)
+_UNREADABLE = re.compile(
+    r"['\u2032]|\\prime|(?<![\^_\d])\d+ \d|\\text|\\bmod|\\pmod|_ ?_|(?<![a-zA-Z\\])[A-Za-z]{7,}"
+)
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _MIXED = re.compile(r"(?<![\w}.^_])(\d+) ?(?=\\frac\{\d+\}\{\d+\})")
 
@@ -164,4 +173,5 @@ def _rename(latex: str, names: dict[str, str]) -> str:
 
 
 def _bare(latex: str) -> str:
-    return re.sub(r"\s|\\text|[{}]", "", latex)
+    """Without blanks, but those between digits, and without braces."""
+    return re.sub(r"(?<!\d)\s|\s(?!\d)|\\text|[{}]", "", latex)

@@ -43,7 +43,12 @@ _ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|(?=\
 _WRAPS = (("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)"))
 _RENAMED = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\(?:mbox|textbf|textit|textrm|textsf|textnormal|textup|hbox|operatorname\*?)(?=\s*\{)"), r"\\text"),
+    (
+        re.compile(
+            r"\\(?:mbox|textbf|textit|textrm|textsf|textnormal|textup|hbox|operatorname\*?)(?=\s*\{)"
+        ),
+        r"\\text",
+    ),
     (re.compile(r"\\leq?(?:slant)?(?![a-zA-Z])"), r"\\le "),
     (re.compile(r"\\geq?(?:slant)?(?![a-zA-Z])"), r"\\ge "),
     (re.compile(r"\\neq?(?![a-zA-Z])"), r"\\ne "),
@@ -59,7 +64,14 @@ _SIZES = re.compile(r"\\(?:left|right)\s*(?=[\[\](){}|.\\<>])\.?|\\[bB]igg?[lrm]
 _STYLES = re.compile(r"\\(?:displaystyle|textstyle|limits|rm|bf|it)(?![a-zA-Z])")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|,\\,)\s*(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"(?<=\d)(?:\\,|\\ |~|\\;|\\:)(?=\d{3}(?!\d))")
-_SPACES = re.compile(r"\\[,;:!>](?![a-zA-Z])|\\ |~|\\q?quad(?![a-zA-Z])|\s+")
+_SPACES = re.compile(r"(?<!\\)\\[,;:!>]|(?<!\\)\\ |~|\\q?quad(?![a-zA-Z])|\s+")
+_PLAIN_WORDS = (
+    (re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])"), r"\\pi "),
+    (re.compile(r"(?<![a-zA-Z\\])(?:infinity|infty|oo)(?![a-zA-Z])"), r"\\infty "),
+    (re.compile(r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(r"\^\s*\(([^()]*)\)"), r"^{\1}"),
+)
 _ROMAN = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|boldsymbol|bm)\s*(?=\{)")
 _FRAC = re.compile(r"\\frac\s*(?:\{|(\d)|([a-zA-Z])|(\\[a-zA-Z]+))")
 _SQRT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
@@ -73,7 +85,7 @@ def clean(text: str) -> str:
     text = _SIZES.sub("", text)
     text = _THOUSANDS.sub(",", text)
     text = _GROUPED.sub("", text)
-    for pattern, replacement in _RENAMED:
+    for pattern, replacement in (*_RENAMED, *_PLAIN_WORDS):
         text = pattern.sub(replacement, text)
     text = _STYLES.sub(" ", text)
     text = _SPACES.sub(" ", text)

@@ -1,6 +1,7 @@
 """Whether a prediction equals the gold answer. The task's docstring states what counts as equal."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from components.tasks.math_grading import algebra
 from components.tasks.math_grading.clean import balanced, clean
@@ -290,7 +291,15 @@ def _atoms(gold: str, pred: str) -> Outcome:
     ours, theirs = number(gold), number(pred)
     if ours is not None and theirs is not None:
         return ours == theirs, "equal numbers" if ours == theirs else "different numbers"
-    return algebra.equal(gold, pred)
+    return algebra.equal(_written(gold, ours), _written(pred, theirs))
+
+
+def _written(latex: str, value: Fraction | None) -> str:
+    """A number as the parser reads it without rounding or separators."""
+    if value is None:
+        return latex
+    sign, top = "-" if value < 0 else "", abs(value.numerator)
+    return f"{sign}{top}" if value.denominator == 1 else f"{sign}\\frac{{{top}}}{{{value.denominator}}}"
 
 
 def _name(shape: Shape) -> str:

@@ -10,7 +10,9 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BLANK_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _FRAC = re.compile(r"(?:(\d+) ?)?\\frac\{(-?[\d.,]+)\}\{(-?[\d.,]+)\}")
 _SLASH = re.compile(rf"(?:(\d+) )?\(?(-?{_UNSIGNED})\)? ?/ ?\(?({_UNSIGNED})\)?")
-_SCIENTIFIC = re.compile(rf"({_UNSIGNED}) ?(?:\\times|\\cdot|\*|x) ?10 ?\^ ?(?:\{{ ?(-?\d{{1,3}}) ?\}}|(\d))")
+_SCIENTIFIC = re.compile(
+    rf"({_UNSIGNED}) ?(?:\\times|\\cdot|\*|x) ?10 ?\^ ?(?:\{{ ?(-?\d{{1,3}}) ?\}}|(\d))"
+)
 _E_NOTATION = re.compile(rf"({_UNSIGNED})[eE]([+-]?\d{{1,3}})")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline ?\{(\d+)\}")
 

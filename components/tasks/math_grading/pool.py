@@ -71,7 +71,13 @@ class _Worker:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
         self.seconds = seconds
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "components.tasks.math_grading.worker", str(seconds), str(MEGABYTES)],
+            [
+                sys.executable,
+                "-m",
+                "components.tasks.math_grading.worker",
+                str(seconds),
+                str(MEGABYTES),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -8,7 +8,9 @@ from components.tasks.math_grading.units import split_unit
 
 MAX_DEPTH = 12
 
-_MATRIX = re.compile(r"\\begin ?\{([pbB]?matrix|smallmatrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}", re.DOTALL)
+_MATRIX = re.compile(
+    r"\\begin ?\{([pbB]?matrix|smallmatrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}", re.DOTALL
+)
 _BASED = re.compile(r"([0-9A-Za-z]+) ?_ ?(?:\{ ?(?:\\text ?\{)?([a-z]+|\d+)\}? ?\}|(\d))")
 _BASE_WORDS = re.compile(r"([0-9A-Z]+) ?\\?(?:text ?\{)? ?\(? ?(?:in )?base[ -](\w+) ?\)? ?\}?")
 _NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -18,7 +20,16 @@ _AND = re.compile(r" ?\\text ?\{ ?,? ?(?:and|or) ?\} ?| (?:and|or) ")
 _MEMBER = re.compile(r"[A-Za-z] ?\\in(?![a-zA-Z]) ?")
 _OPENERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle"}
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
-_RELATIONS = {"=": "=", "<": "<", ">": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\lt": "<", "\\gt": ">"}
+_RELATIONS = {
+    "=": "=",
+    "<": "<",
+    ">": ">",
+    "\\le": "<=",
+    "\\ge": ">=",
+    "\\ne": "!=",
+    "\\lt": "<",
+    "\\gt": ">",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,9 @@ def read(text: str, depth: int = 0) -> Shape:
     text = text.strip()
     if depth > MAX_DEPTH:
         return Text(fold(text))
+    head, unit = split_unit(text)
+    if unit is not None and number(head) is not None:
+        return Quantity(Atom(head), unit)
     structured = _structured(text, depth)
     if structured is not None:
         return structured
@@ -101,7 +115,6 @@ def read(text: str, depth: int = 0) -> Shape:
         return Quantity(read(percent[1], depth + 1), "%")
     if is_words(text):
         return Text(fold(text))
-    head, unit = split_unit(text)
     if unit is not None and head and head != text:
         return Quantity(read(head, depth + 1), unit)
     inner = _WORDS.fullmatch(text)
@@ -131,10 +144,11 @@ def _structured(text: str, depth: int) -> Shape | None:
     relation = _relation(text)
     if relation is not None:
         return relation
+    delimited = _delimited(text, depth)
     signed = plus_minus(text)
-    if len(signed) > 1:
+    if delimited is None and len(signed) > 1:
         return Group("", "", tuple(read(part, depth + 1) for part in signed))
-    return _delimited(text, depth)
+    return delimited
 
 
 def _delimited(text: str, depth: int) -> Shape | None:

@@ -35,9 +35,25 @@ _SPELLINGS = {
 _CANON = {word: canon for canon, words in _SPELLINGS.items() for word in words.split()}
 _WHOLE = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "fps": "ft/s"}
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
-_BARE = re.compile(r"(.*[\d}!)])( ?)((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z]+(?:(?: ?/ ?| per )[A-Za-z]+)?)( ?\^ ?\{?[23]\}?)?")
+_BARE = re.compile(
+    r"(.*[\d}!)])( ?)((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z]+(?:(?: ?/ ?| per )[A-Za-z]+)?)( ?\^ ?\{?[23]\}?)?"
+)
 _TEXT = re.compile(r"(.*[^\s\\]) ?\\text ?\{([^{}]*)\} ?(\^ ?\{? ?\d ?\}?)?")
-_FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "mod", "det", "max", "gcd", "lcm"}
+_FUNCTIONS = {
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "log",
+    "exp",
+    "mod",
+    "det",
+    "max",
+    "gcd",
+    "lcm",
+}
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
@@ -80,7 +96,9 @@ def _one(words: str) -> str:
         power, parts = _POWERS[parts[0]], parts[1:]
     if len(parts) > 1 and parts[-1] in ("squared", "cubed"):
         power, parts = ("2" if parts[-1] == "squared" else "3"), parts[:-1]
-    name = " ".join(_CANON.get(word, _CANON.get(word.rstrip("s"), word.rstrip("s"))) for word in parts)
+    name = " ".join(
+        _CANON.get(word, _CANON.get(word.rstrip("s"), word.rstrip("s"))) for word in parts
+    )
     return f"{name}^{power}" if power and power != "1" else name
 
 

@@ -16,7 +16,15 @@ from typing import Any, BinaryIO, NoReturn
 
 from components.tasks.math_grading.compare import compare
 
-FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class Child:
@@ -79,7 +87,9 @@ def supervise(jobs: BinaryIO, verdicts: BinaryIO, seconds: float, megabytes: int
         if verdict is None:
             child.kill()
             child = Child(seconds, megabytes)
-            reason = f"took longer than {seconds:g} s" if took >= seconds else "the grading process died"
+            reason = (
+                f"took longer than {seconds:g} s" if took >= seconds else "the grading process died"
+            )
             verdict = {"equal": False, "reason": reason}
         verdict["seconds"] = took
         verdicts.write(json.dumps(verdict).encode() + b"\n")
@@ -110,7 +120,9 @@ def _limit_time(seconds: float) -> None:
     """The kernel's own limit, should the supervisor be gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + seconds) + 2, hard)
+    )
 
 
 def main() -> None:

@@ -80,7 +80,9 @@ class Board:
         moved = piece
         for _ in range(move.steps):
             row, col = moved.row, moved.col
-            moved = replace(moved, row=row + sign) if piece.vertical else replace(moved, col=col + sign)
+            moved = (
+                replace(moved, row=row + sign) if piece.vertical else replace(moved, col=col + sign)
+            )
             first = moved.row if piece.vertical else moved.col
             last = first + moved.length
             if first < 0 or last > self.size:
@@ -88,7 +90,9 @@ class Board:
             blocked = taken.intersection(moved.cells(self.size))
             if blocked:
                 cell = min(blocked)
-                raise IllegalMove(f"{move} is blocked at row {cell // self.size + 1}, column {cell % self.size + 1}")
+                raise IllegalMove(
+                    f"{move} is blocked at row {cell // self.size + 1}, column {cell % self.size + 1}"
+                )
         pieces = tuple(moved if p.letter == piece.letter else p for p in self.pieces)
         return replace(self, pieces=pieces)
 
@@ -161,7 +165,9 @@ def parse_moves(canon: str) -> list[Move]:
     for token in canon.split(","):
         match = _TOKEN.fullmatch(token)
         if match is None:
-            raise ValueError(f"a move must be a letter, one of < > ^ v, and a number, got {token!r}")
+            raise ValueError(
+                f"a move must be a letter, one of < > ^ v, and a number, got {token!r}"
+            )
         moves.append(Move(match[1], match[2], int(match[3])))
     return moves
 

@@ -34,7 +34,12 @@ class Recipe:
             (self.count >= 1, "count", "be 1 or more", self.count),
             (self.walls >= 0, "walls", "be 0 or more", self.walls),
             (2 < self.medium_from, "medium-from", "be above 2", self.medium_from),
-            (self.medium_from < self.hard_from, "hard-from", "be above medium-from", self.hard_from),
+            (
+                self.medium_from < self.hard_from,
+                "hard-from",
+                "be above medium-from",
+                self.hard_from,
+            ),
         )
         for holds, name, rule, value in rules:
             if not holds:
@@ -83,7 +88,10 @@ def generate(recipe: Recipe) -> list[dict[str, Any]]:
         left[name] -= 1
         found[name].append(_row(board, [str(m) for m in best.moves], name))
     rows = [row for name in DIFFICULTIES for row in found[name]]
-    return [{"id": f"{recipe.size}x{recipe.size}-{recipe.seed}-{n:04d}", **row} for n, row in enumerate(rows)]
+    return [
+        {"id": f"{recipe.size}x{recipe.size}-{recipe.seed}-{n:04d}", **row}
+        for n, row in enumerate(rows)
+    ]
 
 
 def _row(board: Board, tokens: list[str], difficulty: str) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def soft_reward(pred: str | None, golds: Sequence[str]) -> tuple[float, dict[str
     }
     if pred is None or not golds:
         return 0.0, detail
-    scored = [(1.0 if gold == pred else _weigh(components(pred, gold)), gold) for gold in sorted(golds)]
+    scored = [
+        (1.0 if gold == pred else _weigh(components(pred, gold)), gold) for gold in sorted(golds)
+    ]
     best, picked = max(scored, key=lambda pair: pair[0])
     detail["components"] = components(pred, picked)
     detail["picked_gold"] = picked
@@ -112,5 +114,8 @@ def _common_subsequence(ours: Sequence[str], theirs: Sequence[str]) -> int:
     for a in ours:
         before = 0
         for index, b in enumerate(theirs, start=1):
-            before, row[index] = row[index], before + 1 if a == b else max(row[index], row[index - 1])
+            before, row[index] = (
+                row[index],
+                before + 1 if a == b else max(row[index], row[index - 1]),
+            )
     return row[-1]

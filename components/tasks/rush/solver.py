@@ -38,7 +38,9 @@ class Search:
     def __init__(self, board: Board) -> None:
         """Prepare masks for every piece and position."""
         if board.size > 1 << _BITS:
-            raise ValueError(f"the solver takes boards up to {1 << _BITS} cells wide, got {board.size}")
+            raise ValueError(
+                f"the solver takes boards up to {1 << _BITS} cells wide, got {board.size}"
+            )
         self.lanes = [_lane(board, index) for index in range(len(board.pieces))]
         self.board = board
         self.walls = sum(1 << cell for cell in board.walls)
@@ -123,7 +125,9 @@ def solve(board: Board) -> Solution | None:
     for layer in reversed(layers[:-1]):  # slides can be undone, so neighbours lead both ways
         before = set()
         for state in useful:
-            before.update(s for s, _ in search.neighbours(state, search.occupied(state)) if s in layer)
+            before.update(
+                s for s, _ in search.neighbours(state, search.occupied(state)) if s in layer
+            )
         useful = before
         on_path.append(useful)
     on_path.reverse()
