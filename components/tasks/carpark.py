@@ -1,5 +1,12 @@
-"""Rush Hour: move sequences judged on the board itself, and against gold sequences."""
+"""Rush Hour: move sequences judged on the board itself, and against gold sequences.
 
+`is_valid_pred`: every token parses. `is_legal`: every move can be made. `is_solved`: A ends at the right edge.
+`is_optimal`: solved in the fewest moves. `is_gold_match`: the canonical sequence is a stored gold one.
+`is_correct_pred` is `is_optimal` where there is a board, so any optimal answer counts, else `is_gold_match`.
+"""
+
+import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,13 +14,15 @@ from components.tasks import records, tagged
 from components.tasks.rush import soft_match
 from components.tasks.rush.board import Board, BoardError, IllegalMove, parse_board, parse_moves
 from components.tasks.rush.solver import solve_text
+from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Message, Prompt
 
 FIELDS = ("id", "board", "moves", "solution", "messages", "difficulty")
+_BAKED_TAG = re.compile(r"\s*<think>\s*$", re.IGNORECASE)
 
 
 class Carpark:
-    """Task `carpark`."""
+    """Task `carpark`; the arguments are the keys of `conf/task/carpark.yaml`."""
 
     def __init__(
         self,
@@ -28,7 +37,6 @@ class Carpark:
         answer_cap: int = 50,
         max_output_tokens: int = 900,
     ) -> None:
-        """Cheap: nothing is read before `examples()`."""
         self.name = name
         self.source = records.source(data)
         records.check_columns(columns, FIELDS)
@@ -40,21 +48,21 @@ class Carpark:
         self.max_output_tokens = max_output_tokens
 
     def examples(self) -> Sequence[Example]:
-        """All boards, in order."""
+        """All boards, in order; a board without its optimum is solved."""
         rows = records.load(self.source, "carpark.jsonl")
         return records.examples([self._example(row) for row in rows])
 
     def prompt(self, example: Example) -> Prompt:
-        """The row's own messages when it has some, else our prompt with the board's size and optimum filled in."""
+        """The row's own messages when it has some, else our prompt; size and optimum are filled in."""
         meta = example.metadata
-        values = {"board": meta.get("board"), "size": meta.get("size"), "moves": meta.get("moves")}
-        if meta.get("board"):
+        values = {name: meta[name] for name in ("board", "size", "moves") if name in meta}
+        if "board" in meta:
             values["rows"] = "\n".join(parse_board(meta["board"]).rows())
         system = tagged.fill(self.system_prompt or "", values)
         if "messages" not in meta:
             return tagged.prompt(system, self.few_shot, tagged.fill(self.user_prompt, values))
-        messages = tuple(Message(m["role"], (m["content"],)) for m in meta["messages"])
-        if system.strip() and all(m.role != "system" for m in messages):
+        messages = tuple(Message(turn["role"], (turn["content"],)) for turn in meta["messages"])
+        if system.strip() and all(message.role != "system" for message in messages):
             messages = (Message("system", (system.strip(),)), *messages)
         return Prompt(messages)
 
@@ -62,69 +70,140 @@ class Carpark:
         """Pass fields: parses, legal, solves, optimal, canonical match, and the soft reward."""
         answer = tagged.find(generations).text
         canon = soft_match.canonical(answer)
-        golds = list(example.metadata.get("gold_answer_canon_set") or ())
-        reward, detail = soft_match.soft_reward(canon, golds)
-        fields: dict[str, Any] = {
+        meta = example.metadata
+        board = meta.get("board")
+        golds = list(meta["gold_answer_canon_set"])
+        reward, detail = soft_match.soft_reward(canon, golds or _solved(board))
+        match = canon in golds if golds else None
+        verdict = judge(board, meta["moves"], canon) if board else {}
+        return {
             "pred_answer": answer,
             "pred_answer_canon": canon,
             "is_valid_pred": canon is not None,
-            "is_correct_pred": canon in golds if golds else None,
+            "is_legal": verdict.get("is_legal"),
+            "is_solved": verdict.get("is_solved"),
+            "is_optimal": verdict.get("is_optimal"),
+            "illegal_reason": verdict.get("illegal_reason"),
+            "is_gold_match": match,
+            "is_correct_pred": verdict.get("is_optimal", match),
             "soft_reward": reward,
             "soft_reward_detail": detail,
-            "is_legal": None,
-            "is_solved": None,
-            "is_optimal": None,
         }
-        board = example.metadata.get("board")
-        if board:
-            fields.update(judge(board, example.metadata.get("moves"), canon))
-            fields["is_correct_pred"] = fields["is_optimal"] or canon in golds
-        return fields
+
+    def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
+        """Judge moves on the row's `board` when it has one, else by the gold sequences."""
+        begun = time.monotonic()
+        canon = soft_match.canonical(pred)
+        golds = soft_match.canonical_set(gold)
+        if row.get("board"):
+            board = str(row["board"])
+            best = solve_text(board)
+            verdict = judge(board, len(best.moves) if best else 0, canon)
+            equal = verdict["is_optimal"]
+            reason = verdict.get("illegal_reason") or _outcome(verdict)
+        else:
+            equal = canon in golds
+            reason = "a gold sequence" if equal else "no gold sequence"
+        return Verdict(equal, reason, time.monotonic() - begun)
 
     def _example(self, row: records.Record) -> Example:
-        solution = records.pick(row, records.names_of(self.columns, "solution"))
-        metadata: dict[str, Any] = {"gold_answer_canon_set": soft_match.canonical_set(solution)}
-        text = records.need_text(row, records.names_of(self.columns, "board"), "task.columns.board")
-        try:
-            board = parse_board(text)
-        except BoardError as error:
-            raise records.DataError(f"{row.where}: {error}") from error
-        moves = records.pick(row, records.names_of(self.columns, "moves"))
-        metadata |= {
-            "board": str(board),
-            "size": board.size,
-            "moves": moves or _optimum(row, board),
-        }
-        difficulty = records.pick(row, records.names_of(self.columns, "difficulty"))
+        solution = records.optional(row, self.columns, "solution")
+        golds = _gold_set(row, solution)
+        metadata: dict[str, Any] = {"gold_answer_canon_set": golds}
+        turns = records.optional(row, self.columns, "messages")
+        text = records.optional(row, self.columns, "board")
+        question = ""
+        if text is not None or turns is None:
+            board = _board(row, records.need_text(row, self.columns, "board"))
+            question = str(board)
+            moves = _moves(row, records.optional(row, self.columns, "moves"), board)
+            metadata |= {"board": str(board), "size": board.size, "moves": moves}
+        if turns is not None:
+            metadata["messages"] = _messages(row, turns)
+            question = " ".join(turn["content"] for turn in metadata["messages"])
+        difficulty = records.optional(row, self.columns, "difficulty")
         if difficulty is not None:
             metadata["difficulty"] = difficulty
-        identity = records.own_id(row, records.names_of(self.columns, "id"))
-        return Example(identity, str(board), solution, metadata)
+        return Example(records.own_id(row, self.columns), question, solution, metadata)
 
 
-def judge(board: str, optimum: int | None, canon: str | None) -> dict[str, Any]:
-    """Play a canonical sequence: `is_legal`, `is_solved`, `is_optimal`, and why not (`illegal_reason`)."""
+def judge(board: str, optimum: int, canon: str | None) -> dict[str, Any]:
+    """Play a canonical sequence on the board."""
     verdict: dict[str, Any] = {"is_legal": False, "is_solved": False, "is_optimal": False}
     if canon is None:
-        return verdict
+        return {**verdict, "illegal_reason": "not a sequence of moves"}
     place = parse_board(board)
     moves = parse_moves(canon)
     try:
         for move in moves:
             place = place.move(move)
-    except IllegalMove:
-        return verdict
-    verdict["is_legal"] = True
-    verdict["is_solved"] = place.solved
-    if place.solved and optimum is None:
-        best = solve_text(board)
-        optimum = len(best.moves) if best else None
-    verdict["is_optimal"] = place.solved and optimum is not None and len(moves) <= optimum
-    return verdict
+    except IllegalMove as error:
+        return {**verdict, "illegal_reason": str(error)}
+    optimal = place.solved and len(moves) <= optimum
+    return {"is_legal": True, "is_solved": place.solved, "is_optimal": optimal}
 
 
-def _optimum(row: records.Record, board: Board) -> int:
-    best = solve_text(str(board))
-    if best is None:
-        raise records.DataError(f"{row.where}: the board has no solution: {board}")
-    return len(best.moves)
+def _outcome(verdict: Mapping[str, Any]) -> str:
+    if not verdict["is_solved"]:
+        return "legal, but the board is not solved"
+    return "solved in the fewest moves" if verdict["is_optimal"] else "solved, but not in the fewest moves"
+
+
+def _board(row: records.Record, text: str) -> Board:
+    try:
+        return parse_board(text)
+    except BoardError as error:
+        raise records.DataError(f"{row.where}: {error}") from error
+
+
+def _moves(row: records.Record, value: Any, board: Board) -> int:
+    """The data set's optimum, else the solver's."""
+    if value is None:
+        best = solve_text(str(board))
+        if best is None:
+            raise records.DataError(f"{row.where}: the board has no solution: {board}")
+        return len(best.moves)
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if type(value) is not int or value < 1:
+        rule = "the column of task.columns.moves must hold a number of moves from 1"
+        raise records.DataError(f"{row.where}: {rule}, got {value!r}")
+    return value
+
+
+def _solved(board: str | None) -> list[str]:
+    """The smallest optimal sequence, to measure partial credit against when the data set has no gold."""
+    best = solve_text(board) if board else None
+    return [] if best is None else [str(best)]
+
+
+def _gold_set(row: records.Record, solution: Any) -> list[str]:
+    if solution is None:
+        return []
+    golds = soft_match.canonical_set(solution)
+    if not golds:
+        rule = "the column of task.columns.solution must hold moves such as Bv2,A>1"
+        raise records.DataError(f"{row.where}: {rule}, got {solution!r}")
+    return golds
+
+
+def _messages(row: records.Record, turns: Any) -> list[dict[str, str]]:
+    """Role and content per turn; assistant turns hold the gold and are dropped, as is a baked-in think tag."""
+    if isinstance(turns, str):
+        turns = [{"role": "user", "content": turns}]
+    if isinstance(turns, Mapping) and {"role", "content"} <= set(turns):
+        pairs = zip(turns["role"], turns["content"], strict=True)
+        turns = [{"role": role, "content": content} for role, content in pairs]
+    kept = []
+    for turn in turns if isinstance(turns, list) else [turns]:
+        well_formed = isinstance(turn, Mapping) and all(
+            isinstance(turn.get(name), str) for name in ("role", "content")
+        )
+        if not well_formed:
+            rule = "the column of task.columns.messages must hold turns with role and content"
+            raise records.DataError(f"{row.where}: {rule}, got {turn!r}")
+        if turn["role"] != "assistant":
+            kept.append({"role": turn["role"], "content": _BAKED_TAG.sub("", turn["content"])})
+    if not any(turn["role"] == "user" for turn in kept):
+        raise records.DataError(f"{row.where}: task.columns.messages must hold a user turn")
+    return kept

@@ -1,5 +1,31 @@
-"""Math problems with one answer each, graded for mathematical equality."""
+r"""Math problems with one answer each, graded for mathematical equality.
 
+What counts as the answer: the answer tag's text, else the last balanced `\boxed{}`. `answer_status` is `answered`;
+`truncated` when a cap cut the pass before a whole answer came; `no_answer` otherwise. Only answered passes can be
+right; a box inside the tag is the answer within the tag.
+
+What counts as equal (`is_correct_pred`), kind by kind:
+
+| kind | rule |
+|---|---|
+| numbers | exact, of any size; a decimal means exactly what it says, so no rounded root, fraction or pi is equal |
+| formulas | equal values, with the same variables; capital and small letters are different variables |
+| `\mathrm{e}`, `\mathrm{i}` | the constants e and i |
+| percent | the sign may be left out, or the percentage written as a number: 50\% is 50 and 0.5; never 0.5\% for 0.5 |
+| units, currency, degrees | may be left out; when both sides name one, they must be the same; none is converted |
+| bases | base and digits must agree; a base left out or added is wrong, except base ten |
+| tuples, intervals | order and brackets count; a pair or tuple may lack its round brackets, in order |
+| bare lists, sets | any order, nothing missing, nothing twice; `\pm` is both signs |
+| column vectors | equal to the tuple of their entries; a row is not a column |
+| equations | up to a constant factor; `x = 5` is 5, a left side that differs in name is wrong |
+| inequalities | up to a positive factor; in one variable, the interval they describe |
+| words | without case, blanks and punctuation; `\text{(B)}` is B |
+
+Longer than 2,000 characters, unreadable, or too slow (hard limit, `grading_seconds`): different.
+`is_correct_substring` keeps the rule of published tables: canonical gold contained in canonical prediction.
+"""
+
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,13 +33,15 @@ from components.tasks import records, tagged
 from components.tasks.math_grading.boxed import last_boxed
 from components.tasks.math_grading.canonical import canonical, contains
 from components.tasks.math_grading.pool import Pool
+from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Prompt
+from pipeline.spec import SpecError
 
 FIELDS = ("id", "question", "answer")
 
 
 class Mathematics:
-    """Task `math`."""
+    """Task `math` and its relatives; the arguments are the keys of `conf/task/math.yaml`."""
 
     def __init__(
         self,
@@ -32,7 +60,6 @@ class Mathematics:
         grading_seconds: float = 3.0,
         grading_workers: int | None = None,
     ) -> None:
-        """Cheap: nothing is read before `examples()`."""
         self.name = name
         self.source = records.source(data, mirrors)
         records.check_columns(columns, FIELDS)
@@ -40,7 +67,7 @@ class Mathematics:
         self.system_prompt = system_prompt
         self.user_prompt = user_prompt
         self.few_shot = few_shot
-        self.answer_pattern = answer_pattern
+        self.answer_pattern = _pattern(answer_pattern)
         self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
         self.max_output_tokens = max_output_tokens
         self.pool = Pool(grading_workers, grading_seconds)
@@ -61,7 +88,7 @@ class Mathematics:
         boxed = last_boxed(found.text or found.whole)
         answer = found.text or boxed or ""
         status: tagged.AnswerStatus = "answered"
-        if boxed is None and not (answer and found.closed):
+        if not boxed and not (answer and found.closed):
             status = "truncated" if found.capped else "no_answer"
         canon = canonical(answer)
         fields: dict[str, Any] = {
@@ -79,11 +106,38 @@ class Mathematics:
             )
         return fields
 
+    def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
+        """Compare two answers as `score` does; nothing else of the row matters."""
+        return self.pool.grade(str(gold), last_boxed(pred) or pred)
+
     def _example(self, row: records.Record) -> Example:
-        question = records.need_text(
-            row, records.names_of(self.columns, "question"), "task.columns.question"
-        )
-        answers = records.names_of(self.columns, "answer")
-        gold = records.need_text(row, answers, "task.columns.answer", numbers=True)
-        identity = records.own_id(row, records.names_of(self.columns, "id"))
-        return Example(identity, question, gold, {"gold_answer_canon": canonical(gold)})
+        question = records.need_text(row, self.columns, "question")
+        gold = self._gold(row, records.need_text(row, self.columns, "answer", numbers=True))
+        metadata = {"gold_answer_canon": canonical(gold)}
+        return Example(records.own_id(row, self.columns), question, gold, metadata)
+
+    def _gold(self, row: records.Record, cell: str) -> str:
+        """The answer in a cell: what `answer_pattern` finds, else the box of a worked solution, else all of it."""
+        if self.answer_pattern is None:
+            return last_boxed(cell) or cell.strip()
+        matches = list(self.answer_pattern.finditer(cell))
+        if not matches:
+            pattern = self.answer_pattern.pattern
+            raise records.DataError(
+                f"{row.where}: task.answer_pattern {pattern!r} finds nothing in {cell!r}"
+            )
+        return str(matches[-1][1]).strip()
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        pattern = re.compile(text, re.MULTILINE)
+    except re.error as error:
+        raise SpecError(
+            f"task.answer_pattern must be a regular expression: {error}, got {text!r}"
+        ) from error
+    if pattern.groups != 1:
+        raise SpecError(f"task.answer_pattern must have one group, the answer, got {text!r}")
+    return pattern

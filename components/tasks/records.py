@@ -1,8 +1,8 @@
-"""Reads a task's data set (JSONL, CSV, Parquet, hub or embedded) into records that know where they came from."""
+"""Reads a task's data set (JSONL, CSV, Parquet, text, hub or embedded) into records that know where they came from."""
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
@@ -10,8 +10,6 @@ from typing import Any
 
 from pipeline.protocols import Example
 from pipeline.spec import SpecError, digest
-
-HUB_KINDS = "a hub id, or a list of mirrors tried in turn"
 
 
 class DataError(SpecError):
@@ -118,41 +116,49 @@ def pick(record: Record, names: Sequence[str]) -> Any:
     return None
 
 
-def need_text(record: Record, names: Sequence[str], key: str, numbers: bool = False) -> str:
-    """The text in the first present column of `names`.
+def need_text(record: Record, columns: Mapping[str, Any], field: str, numbers: bool = False) -> str:
+    """The text in the first present column that `task.columns` lists for `field`.
 
     Args:
         record: the row.
-        names: columns to try, in order.
-        key: config key that lists the columns, for the error.
+        columns: the `task.columns` mapping.
+        field: a key of it.
         numbers: also take int and float, written as Python writes them.
 
     Raises:
         DataError: no such column, null, blank, or another type.
     """
-    value = pick(record, names)
-    if value is None:
-        raise DataError(f"{record.where}: {_absent(record, names)}; set {key} to the right column")
+    key = f"task.columns.{field}"
+    value = need(record, columns, field)
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
         kind = "text or a number" if numbers else "text"
         raise DataError(
-            f"{record.where}: the column of {key} must hold {kind}, got {value!r} ({type(value).__name__})"
+            f"{record.where}: the column of {key} must hold {kind}, "
+            f"got {value!r} ({type(value).__name__})"
         )
     if not value.strip():
         raise DataError(f"{record.where}: the column of {key} must not be blank, got {value!r}")
     return value
 
 
-def need_present(records: Sequence[Record], names: Sequence[str], key: str) -> None:
-    """Refuse a column that no record has: a misspelt name, not missing values."""
-    if any(_has(record.values, name) for record in records for name in names):
-        return
-    first = records[0]
-    raise DataError(
-        f"{first.where}: {_absent(first, names)}; set {key} to one of the columns there are"
-    )
+def need(record: Record, columns: Mapping[str, Any], field: str) -> Any:
+    """What the first present column of `field` holds; DataError when there is none or all are null."""
+    names = names_of(columns, field)
+    if not names:
+        raise SpecError(f"task.columns.{field} must name a column, got null")
+    value = pick(record, names)
+    if value is None:
+        raise DataError(
+            f"{record.where}: {_absent(record, names)}; set task.columns.{field} to the right column"
+        )
+    return value
+
+
+def optional(record: Record, columns: Mapping[str, Any], field: str) -> Any:
+    """What the first present column of `field` holds, or None."""
+    return pick(record, names_of(columns, field))
 
 
 def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
@@ -170,10 +176,16 @@ def check_columns(columns: Mapping[str, Any], allowed: Sequence[str]) -> None:
             raise SpecError(f"task.columns has no key {key!r}; it takes {', '.join(allowed)}")
 
 
-def own_id(record: Record, names: Sequence[str]) -> str:
+def own_id(record: Record, columns: Mapping[str, Any]) -> str:
     """The data set's own id as text, or the empty string."""
-    value = pick(record, names)
-    return "" if value is None else str(value)
+    value = optional(record, columns, "id")
+    if isinstance(value, str | int):
+        return str(value)
+    if value is None:
+        return ""
+    raise DataError(
+        f"{record.where}: the column of task.columns.id must hold text or int, got {value!r}"
+    )
 
 
 def _mirrors_of(hub: str, mirrors: Mapping[str, Sequence[str]]) -> str | tuple[str, ...]:
@@ -207,7 +219,14 @@ def _jsonl(path: Path) -> Iterator[Record]:
         yield from _json_lines(lines, str(path))
 
 
-def _json_lines(lines: Iterator[str] | Sequence[str] | Any, name: str) -> Iterator[Record]:
+def _text(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield Record({"text": line.rstrip("\r\n")}, f"{path}:{number}")
+
+
+def _json_lines(lines: Iterable[str], name: str) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -246,6 +265,15 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise DataError(f"task.data.path={path} is not a Parquet file: {error}") from error
     for number, values in enumerate(table.to_pylist(), start=1):
         yield Record(values, f"{path}:{number}")
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
+    ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
+    ".csv": _csv,
+    ".parquet": _parquet,
+    ".txt": _text,
+}
 
 
 def _from_hub(ids: Sequence[str], where: Source) -> list[Record]:

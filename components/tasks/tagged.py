@@ -72,6 +72,11 @@ def find(generations: Mapping[str, Generation]) -> Found:
     return Found("", False, capped, text)
 
 
+def visible(found: Found) -> str:
+    """What a reader takes as the answer where no tag holds one: the text after the last closed think block."""
+    return re.split(r"</think>", found.whole, flags=re.IGNORECASE)[-1].strip()
+
+
 def fill(template: str, values: Mapping[str, object]) -> str:
     """Put `values` into the `{name}` places of `template`; other braces (LaTeX) are left alone."""
     return re.sub(r"\{(\w+)\}", lambda m: str(values.get(m.group(1), m.group(0))), template)

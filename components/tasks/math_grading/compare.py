@@ -299,7 +299,11 @@ def _written(latex: str, value: Fraction | None) -> str:
     if value is None:
         return latex
     sign, top = "-" if value < 0 else "", abs(value.numerator)
-    return f"{sign}{top}" if value.denominator == 1 else f"{sign}\\frac{{{top}}}{{{value.denominator}}}"
+    return (
+        f"{sign}{top}"
+        if value.denominator == 1
+        else f"{sign}\\frac{{{top}}}{{{value.denominator}}}"
+    )
 
 
 def _name(shape: Shape) -> str:

@@ -65,9 +65,10 @@ def _fraction(body: str) -> Fraction | None:
 def _scientific(body: str) -> Fraction | None:
     match = _SCIENTIFIC.fullmatch(body)
     if match is not None:
-        return Fraction(match[1]) * Fraction(10) ** int(match[2] or match[3])
+        power: str = match[2] or match[3]
+        return Fraction(f"{match[1]}e{power}")
     match = _E_NOTATION.fullmatch(body)
-    return None if match is None else Fraction(match[1]) * Fraction(10) ** int(match[2])
+    return None if match is None else Fraction(f"{match[1]}e{match[2]}")
 
 
 def _repeating(body: str) -> Fraction | None:

@@ -7,21 +7,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
+
+from components.tasks.verdict import Verdict
 
 MEGABYTES = 2048
 START_SECONDS = 120.0
 _ROOT = Path(__file__).resolve().parents[3]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether prediction equals gold, why, and the seconds that grading took in the worker."""
-
-    equal: bool
-    reason: str
-    seconds: float
 
 
 class GraderError(RuntimeError):

@@ -101,15 +101,15 @@ def read(text: str, depth: int = 0) -> Shape:
     text = text.strip()
     if depth > MAX_DEPTH:
         return Text(fold(text))
+    based = _based(text)
+    if based is not None:
+        return based
     head, unit = split_unit(text)
     if unit is not None and number(head) is not None:
         return Quantity(Atom(head), unit)
     structured = _structured(text, depth)
     if structured is not None:
         return structured
-    based = _based(text)
-    if based is not None:
-        return based
     percent = _PERCENT.fullmatch(text)
     if percent and percent[1]:
         return Quantity(read(percent[1], depth + 1), "%")
@@ -228,7 +228,9 @@ def fold(text: str) -> str:
 
 
 def _relation(text: str) -> Relation | None:
-    sides, signs, current, depth = [], [], "", 0
+    sides: list[str] = []
+    signs: list[str] = []
+    current, depth = "", 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENERS or token == "{") - (token in _OPENERS.values() or token == "}")
         sign = _RELATIONS.get(token) if depth == 0 else None

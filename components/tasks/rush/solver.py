@@ -123,7 +123,7 @@ def solve(board: Board) -> Solution | None:
     useful = {state for state in layers[-1] if search.solved(state)}
     on_path = [useful]
     for layer in reversed(layers[:-1]):  # slides can be undone, so neighbours lead both ways
-        before = set()
+        before: set[int] = set()
         for state in useful:
             before.update(
                 s for s, _ in search.neighbours(state, search.occupied(state)) if s in layer

@@ -1,0 +1,157 @@
+"""Questions of any data set: columns are mapped by config, answers compared by a grader chosen by name."""
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import regex  # type: ignore[import-untyped]
+
+from components.tasks import records, tagged, text_grading
+from components.tasks.math_grading.boxed import last_boxed
+from components.tasks.math_grading.pool import Pool
+from components.tasks.verdict import Verdict
+from pipeline.protocols import Example, Generation, Prompt
+from pipeline.spec import SpecError
+
+FIELDS = ("id", "question", "answer", "system_prompt", "choices")
+
+
+class QuestionAnswering:
+    """Task `qa`; the arguments are the keys of `conf/task/qa.yaml`."""
+
+    def __init__(
+        self,
+        name: str,
+        data: Mapping[str, Any],
+        columns: Mapping[str, Any],
+        grader: str,
+        system_prompt: str | None,
+        user_prompt: str,
+        few_shot: Sequence[Mapping[str, str]] = (),
+        answer_pattern: str | None = None,
+        tagged_phases: bool = False,
+        think_cap: int = 750,
+        answer_cap: int = 50,
+        max_output_tokens: int = 512,
+        grading_seconds: float = 3.0,
+    ) -> None:
+        self.name = name
+        self.source = records.source(data)
+        records.check_columns(columns, FIELDS)
+        graders = sorted([*text_grading.GRADERS, "math"])
+        if grader not in graders:
+            raise SpecError(f"task.grader must be one of {', '.join(graders)}, got {grader!r}")
+        self.columns = columns
+        self.grader = grader
+        self.system_prompt = system_prompt
+        self.user_prompt = user_prompt
+        self.few_shot = few_shot
+        self.answer_pattern = _pattern(answer_pattern)
+        self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
+        self.max_output_tokens = max_output_tokens
+        self.pool = Pool(None, grading_seconds)
+
+    def examples(self) -> Sequence[Example]:
+        """All questions, in order."""
+        rows = records.load(self.source, "qa.jsonl")
+        return records.examples([self._example(row) for row in rows])
+
+    def prompt(self, example: Example) -> Prompt:
+        """The override `task.system_prompt`, else the row's own system prompt; then the question."""
+        system = self.system_prompt or example.metadata.get("system_prompt")
+        choices = example.metadata.get("choices") or ()
+        lines = [
+            f"{letter}. {text}"
+            for letter, text in zip(string.ascii_uppercase, choices, strict=False)
+        ]
+        values = {"question": example.question, "choices": "\n".join(lines)}
+        user = tagged.fill(self.user_prompt, values).strip()
+        if lines and "{choices}" not in self.user_prompt:
+            user = "\n".join([user, *lines])
+        return tagged.prompt(system, self.few_shot, user)
+
+    def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
+        """Pass fields: the answer found, and the grader's verdict (None without gold)."""
+        found = tagged.find(generations)
+        answer = self._answer(found)
+        fields: dict[str, Any] = {
+            "pred_answer": answer,
+            "pred_answer_canon": text_grading.normal(answer),
+            "answer_status": "answered" if answer else "truncated" if found.capped else "no_answer",
+            "is_correct_pred": None,
+        }
+        if example.target is not None:
+            golds = example.target if isinstance(example.target, list) else [example.target]
+            verdicts = (self.grade(gold, answer, example.metadata) for gold in golds)
+            fields["is_correct_pred"] = any(verdict.equal for verdict in verdicts)
+        return fields
+
+    def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
+        """Compare two answers as `score` does; `choices` of the row are the texts behind letters."""
+        if self.grader == "math":
+            return self.pool.grade(str(gold), last_boxed(pred) or pred)
+        return text_grading.grade(self.grader, str(gold), pred, row.get("choices") or ())
+
+    def _answer(self, found: tagged.Found) -> str:
+        text = found.text or tagged.visible(found)
+        if self.answer_pattern is None:
+            return text
+        try:
+            matches = list(self.answer_pattern.finditer(text, timeout=text_grading.REGEX_SECONDS))
+        except TimeoutError:
+            return ""
+        return str(matches[-1][1] or "").strip() if matches else ""
+
+    def _example(self, row: records.Record) -> Example:
+        metadata: dict[str, Any] = {}
+        system = records.optional(row, self.columns, "system_prompt")
+        if system is not None:
+            metadata["system_prompt"] = records.need_text(row, self.columns, "system_prompt")
+        choices = records.optional(row, self.columns, "choices")
+        if choices is not None:
+            metadata["choices"] = _choices(row, choices)
+        question = records.need_text(row, self.columns, "question")
+        gold = self._gold(row) if records.names_of(self.columns, "answer") else None
+        if gold is not None and self.grader == "regex":
+            _check_gold_pattern(row, gold)
+        return Example(records.own_id(row, self.columns), question, gold, metadata)
+
+    def _gold(self, row: records.Record) -> str | list[str]:
+        """One answer, or a list of which any counts."""
+        value = records.need(row, self.columns, "answer")
+        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            return list(value)
+        return records.need_text(row, self.columns, "answer", numbers=True)
+
+
+def _choices(row: records.Record, value: Any) -> list[str]:
+    """A list of texts, or the hub's mapping with a `text` list."""
+    if isinstance(value, Mapping) and "text" in value:
+        value = value["text"]
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return list(value)
+    rule = "the column of task.columns.choices must hold a list of texts"
+    raise records.DataError(f"{row.where}: {rule}, got {value!r}")
+
+
+def _pattern(text: str | None) -> "regex.Pattern[str] | None":
+    if text is None:
+        return None
+    try:
+        pattern = regex.compile(text, regex.MULTILINE)
+    except regex.error as error:
+        raise SpecError(f"task.answer_pattern must be a regular expression: {error}") from error
+    if pattern.groups != 1:
+        raise SpecError(f"task.answer_pattern must have one group, the answer, got {text!r}")
+    return pattern
+
+
+def _check_gold_pattern(row: records.Record, gold: str | list[str]) -> None:
+    for text in [gold] if isinstance(gold, str) else gold:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise records.DataError(
+                f"{row.where}: the answer is no regular expression: {error}"
+            ) from error

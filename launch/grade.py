@@ -1,0 +1,79 @@
+"""Asks a task's grader: `python launch/grade.py task=math pairs=FILE.jsonl`.
+
+Every line of the file holds `gold` and `pred`; every line printed holds `equal`, `reason` and `seconds`. Further
+columns of a line (a `board`, `choices`) are the task's to use; `task.*` overrides work as for a run.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from components.tasks.records import DataError, load, source
+from components.tasks.verdict import Verdict
+from launch.compose import build, check_component, register_schema
+from pipeline.spec import SpecError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+class Grader(Protocol):
+    """A task that can judge one pair."""
+
+    def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
+        """Compare; `row` holds every column of the line."""
+
+
+def grade_pairs(task: Grader, pairs: str) -> Iterator[dict[str, Any]]:
+    """A verdict for every line of a JSONL file, in order; DataError names a bad line."""
+    for record in load(source({"path": pairs})):
+        if record.values.get("gold") is None:
+            raise DataError(f"{record.where}: a pair must have gold, got {sorted(record.values)}")
+        pred = record.values.get("pred")
+        if pred is not None and not isinstance(pred, str):
+            raise DataError(f"{record.where}: pred must be text or null, got {pred!r}")
+        yield asdict(task.grade(record.values["gold"], pred or "", record.values))
+
+
+def grader(overrides: Sequence[str]) -> Grader:
+    """The task of a command line such as `task=math task.grading_seconds=2`; SpecError if it has no grader."""
+    register_schema()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        node = OmegaConf.to_container(compose("config", list(overrides)).task, resolve=True)
+    assert isinstance(node, dict)
+    settings = {str(key): value for key, value in node.items()}
+    check_component("task", settings)
+    task = build("task", settings)
+    if not hasattr(task, "grade"):
+        raise SpecError(f"task={task.name} has no gold, so nothing to grade")
+    graded: Grader = task
+    return graded
+
+
+def main() -> int:
+    """Print one JSON line per pair; status 2 with one sentence when something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", nargs="+", help="task=NAME, pairs=FILE.jsonl, and task.* overrides")
+    given = parser.parse_args().settings
+    pairs = [setting.removeprefix("pairs=") for setting in given if setting.startswith("pairs=")]
+    rest = [setting for setting in given if not setting.startswith("pairs=")]
+    if len(pairs) != 1 or not any(setting.startswith("task=") for setting in rest):
+        parser.error("give task=NAME and pairs=FILE.jsonl")
+    try:
+        for verdict in grade_pairs(grader(rest), pairs[0]):
+            print(json.dumps(verdict, ensure_ascii=False), flush=True)
+    except (SpecError, HydraException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Every file of examples/ runs as its first lines say, here with the echo backend."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.composing import ROOT
+
+SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
+
+
+def run(*command: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_completes_and_its_rows_can_be_read(script: Path, tmp_path: Path) -> None:
+    said = run(str(script), "backend=echo", f"run.root={tmp_path}")
+    assert said.count("complete: ") == len(list(tmp_path.rglob("run.json"))) * starts(script)
+    told = run(sys.executable, str(ROOT / "examples/read_rows.py"), str(tmp_path))
+    assert "pass1" in told and "pass2" in told and "least sure of: '" in told
+
+
+def starts(script: Path) -> int:
+    return 2 if script.name == "own_questions.sh" else 1
+
+
+def test_the_second_start_of_own_questions_asks_nothing(tmp_path: Path) -> None:
+    run(str(ROOT / "examples/own_questions.sh"), "backend=echo", f"run.root={tmp_path}")
+    (first, second) = tmp_path.rglob("run.json")
+    assert first.read_text().count('"attempt": ') == second.read_text().count('"attempt": ') == 1
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    known = {"two_pass.sh", "own_questions.sh", "read_rows.py"}
+    assert {path.name for path in (ROOT / "examples").iterdir() if path.is_file()} == known
