@@ -1,8 +1,9 @@
 """What a person sees in the terminal: progress, the summary at the end, a dry run."""
 
+import math
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -12,9 +13,11 @@ from rich.table import Table
 from pipeline.phases import assistant_turn
 from pipeline.point import Point
 from pipeline.protocols import Backend, Prompt
-from pipeline.rows import Row, read_lines
+from pipeline.reading import find
+from pipeline.rows import Row
 from pipeline.session import Session
-from pipeline.summary import PassSummary, summarize
+from pipeline.summary import passes
+from pipeline.table import load
 
 
 class Progress:
@@ -73,8 +76,8 @@ def print_summary(sessions: Sequence[Session]) -> None:
     """One table per point: accuracy, entropy and tokens of every pass, then where the rows are."""
     console = Console()
     for session in sessions:
-        rows = (row for _, row in read_lines(session.point.rows_path) if row is not None)
-        console.print(_table(session.point, summarize(rows)))
+        if session.rows.complete:
+            console.print(_table(session.point))
         for error in session.failures[:3]:
             console.print(f"failed: {type(error).__name__}: {error}", style="red", markup=False)
         state = f"{session.status}: {len(session.rows.complete)} of {session.total} rows"
@@ -84,27 +87,28 @@ def print_summary(sessions: Sequence[Session]) -> None:
         console.print(str(session.point.rows_path), markup=False, soft_wrap=True)
 
 
-def _table(point: Point, passes: dict[str, PassSummary]) -> Table:
+def _table(point: Point) -> Table:
     table = Table(title=point.folder.parent.name or str(point.folder))
     for name in ("pass", "cue", "rows", "correct", "improved", "entropy", "tokens", "truncated"):
         table.add_column(name, justify="left" if name in ("pass", "cue") else "right")
-    for name, found in passes.items():
+    found = passes(load(find([point.rows_path])), by=("pass", "cue"))
+    for line in found.to_dict("records"):
         table.add_row(
-            name,
-            found.cue or "",
-            str(found.rows),
-            _percent(found.accuracy),
-            _percent(found.improved),
-            _number(found.entropy, 3),
-            _number(found.tokens, 1),
-            _percent(found.truncated),
+            line["pass"],
+            line["cue"] if isinstance(line["cue"], str) else "",
+            str(line["rows"]),
+            _percent(line["accuracy"]),
+            _percent(line["improved"]),
+            _number(line["entropy"], 3),
+            _number(line["tokens"], 1),
+            _percent(line["truncated"]),
         )
     return table
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
+def _percent(share: float) -> str:
+    return "" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def _number(value: Any, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+def _number(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}f}"

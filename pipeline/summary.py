@@ -1,72 +1,144 @@
-"""Rows -> numbers."""
+"""Table -> the numbers of a run: seed S0's tables by step and by example, means of every pass."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from pipeline.rows import Row
+import numpy as np
+import pandas as pd
 
+from pipeline.reading import parse, read_at
+from pipeline.table import POINT, Table
 
-@dataclass(slots=True)
-class PassSummary:
-    """Means over the rows that have one pass. Shares lie in [0, 1]; entropy in nats per token."""
-
-    cue: str | None = None
-    rows: int = 0
-    _sums: dict[str, float] = field(default_factory=dict)
-    _counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, fields: Row) -> None:
-        """Count one pass object."""
-        self.cue = fields.get("cue")
-        self.rows += 1
-        self._add("accuracy", fields.get("is_correct_pred"))
-        self._add("improved", fields.get("improved_over_pass1"))
-        self._add("entropy", fields.get("entropy"))
-        self._add("tokens", fields.get("tokens_total"))
-        reasons = [value for name, value in fields.items() if name.startswith("stop_reason_")]
-        self._add("truncated", "max_new_tokens" in reasons)
-
-    def _add(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self._sums[name] = self._sums.get(name, 0.0) + value
-            self._counts[name] = self._counts.get(name, 0) + 1
-
-    def _mean(self, name: str) -> float | None:
-        return self._sums[name] / self._counts[name] if name in self._counts else None
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of right answers among those that have a verdict."""
-        return self._mean("accuracy")
-
-    @property
-    def improved(self) -> float | None:
-        """Share of passes that are right where their row's pass 1 was wrong."""
-        return self._mean("improved")
-
-    @property
-    def entropy(self) -> float | None:
-        """Mean over rows of the mean token entropy."""
-        return self._mean("entropy")
-
-    @property
-    def tokens(self) -> float | None:
-        """Mean generated tokens."""
-        return self._mean("tokens")
-
-    @property
-    def truncated(self) -> float | None:
-        """Share of passes in which a phase reached its cap."""
-        return self._mean("truncated")
+BY_PASS = [*POINT, "pass", "cue", "control"]
+# S0's names for the means of one pass, and our columns.
+ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}
+STEP_COLUMNS = (
+    *("n1S", "acc1S_pct", "acc1E_pct", "ent1", "t1", "a1", "soft1S", "soft1E"),
+    *("n2S", "acc2S_pct", "acc2E_pct", "ent2", "t2", "a2", "soft2S", "soft2E"),
+    *("impS_pct", "impE_pct", "tag1_pct", "tag2_pct"),
+)
 
 
-def summarize(rows: Iterable[Row]) -> dict[str, PassSummary]:
-    """Summaries by pass, `pass1` first. `pass2` is left out where it repeats a lettered pass."""
-    found: dict[str, PassSummary] = {}
-    for row in rows:
-        names = [n for n in row if n.startswith("pass") and isinstance(row[n], dict)]
-        lettered = any(len(name) == 6 for name in names)
-        for name in names:
-            if not (lettered and name == "pass2"):
-                found.setdefault(name, PassSummary()).add(row[name])
-    return dict(sorted(found.items()))
+def steps(table: Table, by: Sequence[str] = ("step",)) -> pd.DataFrame:
+    """S0's table (facts 0.12): by step, runs pooled; `by=("run", "step")` keeps them apart.
+
+    Percentages 0-100, entropies in nats; empty (NaN) where undefined. A missing verdict counts as
+    wrong. Examples are told apart by their problem text, as there.
+    """
+    keys = list(by)
+    first, second = _s0_passes(table)
+    parts = [table.rows.groupby(keys, observed=True)["problem"].nunique().rename("examples")]
+    for number, passes in ((1, first), (2, second)):
+        parts.append(_samples(passes, keys, number))
+        best = _best(passes, keys)
+        right = best["right"].groupby(keys, observed=True).sum()
+        parts += [right.rename(f"right{number}")]
+        parts += [best["soft"].groupby(keys, observed=True).mean().rename(f"soft{number}E")]
+    gained = _gained(first, second, keys).groupby(keys, observed=True).sum().rename("gained")
+    whole = pd.concat([*parts, gained], axis=1).sort_index()
+    for number in (1, 2):
+        whole[f"n{number}S"] = whole[f"n{number}S"].fillna(0).astype(int)
+        right = whole[f"right{number}"].fillna(0)
+        whole[f"acc{number}E_pct"] = 100 * right / whole["examples"]
+    whole["impE_pct"] = 100 * whole["gained"].fillna(0) / whole["examples"]
+    return whole.reindex(columns=list(STEP_COLUMNS)).reset_index()
+
+
+def examples(table: Table) -> pd.DataFrame:
+    """S0's table by example: step, problem, p1_correct, p2_correct, improved (0 or 1)."""
+    first, second = _s0_passes(table)
+    keys = ["step", "problem"]
+    found = table.rows.groupby(keys, observed=True).size().rename("rows").to_frame()
+    found["p1_correct"] = _best(first, ["step"])["right"]
+    found["p2_correct"] = _best(second, ["step"])["right"]
+    found = found.fillna(0).astype(int).reset_index()
+    found["improved"] = ((found["p2_correct"] == 1) & (found["p1_correct"] == 0)).astype(int)
+    texts = problems(table)
+    found["problem"] = [texts[problem] for problem in found["problem"]]
+    columns = ["step", "problem", "p1_correct", "p2_correct", "improved"]
+    return found.sort_values(["step", "problem"])[columns].reset_index(drop=True)
+
+
+def problems(table: Table) -> dict[int, str]:
+    """Problem texts by hash, each read from the first row that has it."""
+    first = table.rows.drop_duplicates("problem")
+    texts = {}
+    for file, offset, length, problem in zip(
+        *(first[name] for name in ("file", "offset", "length", "problem")), strict=True
+    ):
+        row = parse(read_at(table.files[file].path, int(offset), int(length))) or {}
+        texts[int(problem)] = str(row.get("problem") or "")
+    return texts
+
+
+def passes(table: Table, by: Sequence[str] = tuple(BY_PASS)) -> pd.DataFrame:
+    """Means of every pass: accuracy (of those with a verdict), rates, entropy, tokens, time.
+
+    Shares lie in [0, 1]. `tokens_per_second` is per trace: tokens over the seconds they took.
+    """
+    joined = table.joined()
+    groups = joined.astype({name: float for name in MEANS}).groupby(
+        list(by), observed=True, dropna=False, sort=True
+    )
+    found = groups.agg(
+        rows=("row", "size"),
+        examples=("example", "nunique"),
+        **{column: (name, "mean") for name, column in MEANS.items()},
+        _tokens=("tokens", "sum"),
+        _seconds=("seconds", "sum"),
+    )
+    found["tag_violations"] = 1 - found.pop("tags")
+    seconds = found.pop("_seconds")
+    found["tokens_per_second"] = found.pop("_tokens") / seconds.where(seconds > 0, np.nan)
+    return found.reset_index()
+
+
+MEANS = {
+    "correct": "accuracy",
+    "improved": "improved",
+    "no_answer": "no_answer",
+    "truncated": "truncated",
+    "tags": "tags",
+    "marked": "marked",
+    "entropy": "entropy",
+    "entropy_think": "entropy_think",
+    "entropy_answer": "entropy_answer",
+    "soft": "soft",
+    "tokens": "tokens",
+    "seconds": "seconds",
+}
+
+
+def _s0_passes(table: Table) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Passes 1 and S0's passes 2, with their rows' columns."""
+    first = table.joined(table.passes[table.passes["pass"] == "pass1"])
+    return first, table.joined(table.passes[table.passes["second"]])
+
+
+def _samples(found: pd.DataFrame, keys: list[str], number: int) -> pd.DataFrame:
+    values = {
+        f"acc{number}S_pct": 100 * found["correct"].fillna(0).astype(float),
+        f"tag{number}_pct": 100 * found["tags"].fillna(0).astype(float),
+        f"soft{number}S": found["soft"],
+    }
+    values |= {f"{name}{number}": found[column] for name, column in ENTROPIES.items()}
+    if number == 2:
+        values["impS_pct"] = 100 * found["improved"].fillna(0).astype(float)
+    groups = pd.concat([found[keys], pd.DataFrame(values)], axis=1).groupby(keys, observed=True)
+    means: pd.DataFrame = groups.mean()
+    means[f"n{number}S"] = groups.size()
+    return means
+
+
+def _best(found: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """By group and problem: whether any sample is right, and the best soft reward."""
+    groups = found.groupby([*keys, "problem"], observed=True)
+    right = groups["correct"].max().fillna(0) > 0
+    best: pd.DataFrame = pd.DataFrame({"right": right.astype(int), "soft": groups["soft"].max()})
+    return best
+
+
+def _gained(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """By group and problem: right in pass 2 and never in pass 1."""
+    after = _best(second, keys)["right"]
+    before = _best(first, keys)["right"].reindex(after.index).fillna(0)
+    return ((after == 1) & (before == 0)).astype(int)
