@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -42,6 +43,18 @@ class Batches:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         self._serving = asyncio.create_task(self._serve())
         self._serving.add_done_callback(self._close)
+
+    @property
+    def capacity(self) -> int:
+        """Traces that keep batches full."""
+        return 2 * self.size
+
+    def describe(self) -> dict[str, Any]:
+        """The decoder and its batch size, for the attempt record."""
+        return {"decoder": "generate", "batch_size": self.size}
+
+    def release(self, trace: int) -> None:
+        """Nothing is kept between requests."""
 
     async def submit(self, row: Decoded) -> Generation:
         """Wait for the row's turn and its end. Cancelling drops the row, also out of a batch."""
@@ -117,7 +130,7 @@ class Batches:
     def _recover(self, batch: Sequence[_Waiting], error: BaseException) -> None:
         """After out of memory go on with half the rows, from where they are; else fail the rows."""
         left = [waiting for waiting in batch if not waiting.row.over]
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             return _fail(left, error)
         traceback.clear_frames(error.__traceback__)
         gc.collect()
@@ -145,7 +158,7 @@ def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
             waiting.future.set_exception(error)
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: torch has a class for some cases and a sentence for the others."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

@@ -1,8 +1,13 @@
-"""Causal language models of Transformers, in this process."""
+"""Causal language models of Transformers, in this process, with one of two decoders.
+
+`slots` decodes rows that join and leave at every step; `generate` is the reference, in static
+batches, for models that the first cannot take.
+"""
 
 import asyncio
 import dataclasses
 import importlib.metadata
+import logging
 import os
 import resource
 import sys
@@ -14,6 +19,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from components.backends.batches import Batches
+from components.backends.decoder.build import Options, maker, slots_for
+from components.backends.decoder.engine import Engine
+from components.backends.decoder.fit import UnfitModelError, fit
 from components.backends.sequence import Decoded, Limits
 from components.backends.static import StaticDecoder
 from components.backends.tokens import PromptEncoder, load_tokenizer
@@ -22,9 +30,12 @@ from components.quantization.precision import Precision
 from pipeline.protocols import Capabilities, Generation, Prompt, Request
 from pipeline.spec import ModelSpec, SpecError, require
 
+DECODERS = ("auto", "slots", "generate")
+_LOG = logging.getLogger(__name__)
+
 
 class HfBackend:
-    """Generates with a Transformers model on one device, in static batches."""
+    """Generates with a Transformers model on one device."""
 
     name = "hf"
     capabilities = Capabilities(
@@ -42,6 +53,9 @@ class HfBackend:
         cache_dir: str | None = None,
         device: str = "auto",
         batch_size: int = 8,
+        decoder: str = "auto",
+        slots: int | None = None,
+        share: bool = True,
         use_cache: bool = True,
         threads: int | None = None,
     ) -> None:
@@ -52,11 +66,16 @@ class HfBackend:
             quantization: the type that weights are loaded in.
             cache_dir: where converted models are kept (`run.cache_dir`).
             device: auto, or a torch device.
-            batch_size: rows decoded together; out of memory halves it.
-            use_cache: keep keys and values; without, every step reads the whole row again.
+            batch_size: rows of a batch of `generate`; out of memory halves it.
+            decoder: slots, generate, or auto: slots where the model's architecture allows it.
+            slots: rows that `slots` decodes together; None: what device and memory allow.
+            share: compute ids that rows start with in common only once.
+            use_cache: `generate` keeps keys and values; without, a step reads the whole row again.
             threads: CPU threads; None: as many as this process may use.
         """
         require(batch_size >= 1, "backend.batch_size", "be 1 or more", batch_size)
+        require(decoder in DECODERS, "backend.decoder", f"be one of {DECODERS}", decoder)
+        require(slots is None or slots >= 1, "backend.slots", "be 1 or more", slots)
         require(threads is None or threads >= 1, "backend.threads", "be 1 or more", threads)
         self.capacity = 2 * batch_size
         self._device = _device(device)
@@ -64,13 +83,15 @@ class HfBackend:
         self._quantization = quantization
         self._cache = cache_folder(cache_dir)
         self._batch_size = batch_size
+        self._decoder = decoder
+        self._options = Options(slots=slots, share=share)
         self._use_cache = use_cache
         self._threads = threads or _usable_cores()
         self._found: Checkpoint | None = None
         self._prompts: PromptEncoder | None = None
         self._model: PreTrainedModel | None = None
         self._limits: Limits | None = None
-        self._batches: Batches | None = None
+        self._queue: Batches | Engine | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
 
     def identity(self) -> dict[str, Any]:
@@ -86,11 +107,11 @@ class HfBackend:
 
     def describe(self) -> dict[str, Any]:
         """Device, precision, sizes, versions, counters and peak memory so far."""
-        model, batches = self._model, self._batches
+        model, queue = self._model, self._queue
         return {
             "device": _device_name(self._device),
             "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
-            "batch_size": batches.size if batches else self._batch_size,
+            **(queue.describe() if queue else {}),
             "attn_implementation": self._spec.attn_implementation,
             "use_cache": self._use_cache,
             "threads": self._threads,
@@ -105,15 +126,16 @@ class HfBackend:
 
     async def __aenter__(self) -> Self:
         """Load tokenizer and weights, and start the decoder's thread."""
-        decoder = await asyncio.to_thread(self._load)
-        self._batches = Batches(decoder.run, self._batch_size)
+        start = await asyncio.to_thread(self._load)
+        self._queue = start()
+        self.capacity = self._queue.capacity
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Drop what is running and free the model."""
-        if self._batches is not None:
-            await self._batches.close()
-        self._model = self._batches = None
+        if self._queue is not None:
+            await self._queue.close()
+        self._model = self._queue = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -124,21 +146,23 @@ class HfBackend:
             SpecError: the prompt cannot be written, or is longer than the model reads.
             MemoryError: a single row does not fit.
         """
-        assert self._batches is not None and self._limits is not None, "not entered"
+        assert self._queue is not None and self._limits is not None, "not entered"
         encoder = self._encoder()
         prompt = encoder.encode(request.prompt)
         self._check_length(len(prompt.ids))
         if request.on_token is not None:
             request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
         row = Decoded(request, prompt, self._limits, encoder.decode)
-        generation = await self._batches.submit(row)
+        generation = await self._queue.submit(row)
         self._counters["requests"] += 1
         self._counters["prompt_tokens"] += generation.prompt_tokens
         self._counters["generated_tokens"] += len(generation.token_ids)
         return generation
 
     def release(self, trace: int) -> None:
-        """Nothing is kept between requests."""
+        """The trace is over: the decoder forgets what it has cached."""
+        if self._queue is not None:
+            self._queue.release(trace)
 
     async def follow(self) -> None:
         """There is one process only."""
@@ -159,7 +183,8 @@ class HfBackend:
         self._found = prepare(self._checkpoint(), self._cache)
         return self._found
 
-    def _load(self) -> StaticDecoder:
+    def _load(self) -> Callable[[], Batches | Engine]:
+        """Load the model; return what starts its decoder, on the event loop."""
         torch.set_num_threads(self._threads)
         encoder = self._encoder()
         model = self._load_model()
@@ -171,7 +196,26 @@ class HfBackend:
         size = model.config.get_text_config().vocab_size
         allowed = torch.zeros(size, dtype=torch.bool)
         allowed[known[known < size]] = True
-        return StaticDecoder(model, allowed.to(self._device), self._use_cache, self._threads)
+        allowed = allowed.to(self._device)
+        if self._decoder != "generate":
+            make = self._slots(model, allowed)
+            if make is not None:
+                return make
+        static = StaticDecoder(model, allowed, self._use_cache, self._threads)
+        return lambda: Batches(static.run, self._batch_size)
+
+    def _slots(self, model: PreTrainedModel, allowed: torch.Tensor) -> Callable[[], Engine] | None:
+        """What starts the decoder of slots; None where the model must take the other."""
+        try:
+            layers = fit(model)
+        except UnfitModelError as error:
+            rule = f"not be slots for model={self._spec.name}: {error}"
+            require(self._decoder == "auto", "backend.decoder", rule, self._decoder)
+            _LOG.warning("decoding with generate, since the model does not fit slots: %s", error)
+            return None
+        slots = slots_for(self._options, self._device)
+        make = maker(model, layers, allowed, self._options)
+        return lambda: Engine(make, slots, self._threads)
 
     def _load_model(self) -> PreTrainedModel:
         source = self._ready().weights

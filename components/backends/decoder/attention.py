@@ -1,0 +1,258 @@
+"""The attention function that the decoder puts in place of a model's own.
+
+A model is called with one packed sequence: tokens of many rows behind one another. What belongs
+to whom is told by the `Frame` of the step, which this function finds in its thread.
+"""
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from components.backends.decoder.cache import KeyValues, LayerShape
+
+NAME = "rethink_pages"
+# What an attention layer may be told beyond the arguments named below, and what does not matter.
+_IGNORED = {
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "position_embeddings",
+    "is_causal",
+    "cache",
+    "past_key_values",
+    "sliding_window",
+}
+
+
+class UnfitAttentionError(ValueError):
+    """The model's attention asks for something that this function does not do."""
+
+
+class Frame(Protocol):
+    """Who attends to what in one call of the model."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Cache key and value [1, heads, tokens, size]; return [1, tokens, heads, size]."""
+
+
+_here = threading.local()
+
+
+@contextmanager
+def using(frame: Frame) -> Iterator[None]:
+    """Attention of this thread goes through `frame`."""
+    _here.frame = frame
+    try:
+        yield
+    finally:
+        del _here.frame
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the cached tokens of every row, as Transformers' interface has it.
+
+    Raises:
+        UnfitAttentionError: the model passes an argument that would change the result.
+    """
+    unknown = {name for name, given in others.items() if given is not None} - _IGNORED
+    if unknown:
+        raise UnfitAttentionError(f"its attention is given {', '.join(sorted(unknown))}")
+    if attention_mask is not None:
+        raise UnfitAttentionError("its attention is given a mask of its own")
+    window, longest = others.get("sliding_window"), _longest(module)
+    if window is not None and window < longest:
+        raise UnfitAttentionError(f"its attention slides over {window} of {longest} positions")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    frame: Frame = _here.frame
+    return frame.attend(module.layer_idx, query, key, value, scale), None  # type: ignore[arg-type]
+
+
+def _longest(module: nn.Module) -> float:
+    """Positions that the model has, if it says."""
+    return getattr(module.config, "max_position_embeddings", None) or math.inf
+
+
+AttentionInterface.register(NAME, attend)
+
+
+class ProbeFrame:
+    """One sequence from its start, nothing cached; notes what every layer would cache."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, LayerShape] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Causal attention within the call."""
+        if layer in self.shapes:
+            raise UnfitAttentionError("a layer attends more than once in a step")
+        heads, key_size, value_size = key.shape[1], key.shape[-1], value.shape[-1]
+        self.shapes[layer] = LayerShape(heads, key_size, value_size, key.dtype)
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of one row in a packed call: `count` from `start`, and all that row has after it."""
+
+    start: int
+    count: int
+    length: int
+    table: Tensor  # pages of the row, int64
+
+
+class PrefillFrame:
+    """Several tokens per row, each row by itself."""
+
+    def __init__(
+        self, cache: KeyValues, pages: Tensor, offsets: Tensor, pieces: Sequence[Piece]
+    ) -> None:
+        """`pages` and `offsets` say where every token of the call is cached."""
+        self._cache = cache
+        self._pages, self._offsets = pages, offsets
+        self._pieces = [(piece, _causal(piece, pages.device)) for piece in pieces]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of every row to its own tokens up to each."""
+        self._cache.write(layer, self._pages, self._offsets, key, value)
+        out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+        for piece, mask in self._pieces:
+            keys, values = self._row(layer, piece)
+            part = slice(piece.start, piece.start + piece.count)
+            attended = scaled_dot_product_attention(
+                query[:, :, part],
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=mask is None and piece.count > 1,
+                scale=scale,
+                enable_gqa=True,
+            )
+            out[:, part] = attended.transpose(1, 2)
+        return out
+
+    def _row(self, layer: int, piece: Piece) -> tuple[Tensor, Tensor]:
+        if len(piece.table) == 1:
+            page = int(piece.table[0])
+            keys, values = self._cache.keys[layer], self._cache.values[layer]
+            both = keys[page : page + 1], values[page : page + 1]
+        else:
+            both = self._cache.gather(layer, piece.table[None])
+        return both[0][:, :, : piece.length], both[1][:, :, : piece.length]
+
+
+def _causal(piece: Piece, device: torch.device) -> Tensor | None:
+    """Which tokens each of the new ones sees, bool [count, length]; None where a flag says it."""
+    if piece.count in (1, piece.length):
+        return None
+    full = torch.ones(piece.count, piece.length, dtype=torch.bool, device=device)
+    return full.tril(piece.length - piece.count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rows whose single pages lie behind one another."""
+
+    rows: slice
+    pages: slice
+    longest: int
+    mask: Tensor | None
+
+
+class DecodeFrame:
+    """One token per row, all rows at once; rows with equally placed pages without a copy."""
+
+    def __init__(
+        self,
+        cache: KeyValues,
+        tables: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """`tables` holds the pages of every row, `lengths` its tokens with the new one."""
+        self._cache = cache
+        last = [
+            (table[(n - 1) // cache.size], (n - 1) % cache.size)
+            for table, n in zip(tables, lengths, strict=True)
+        ]
+        places = torch.tensor(last, device=device)
+        self._pages, self._offsets = places[:, 0], places[:, 1]
+        self._table: Tensor | None = None
+        longest = max(lengths)
+        if longest <= cache.size:
+            self._runs = _runs([table[0] for table in tables], lengths, device, dtype)
+            return
+        width = -(-longest // cache.size)
+        padded = [[*table[:width], *[table[0]] * (width - len(table))] for table in tables]
+        self._table = torch.tensor(padded, device=device)
+        mask = _mask(lengths, width * cache.size, device, dtype)
+        self._runs = [_Run(slice(0, len(tables)), slice(0, len(tables)), width * cache.size, mask)]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of every row's token to its row."""
+        cache = self._cache
+        cache.write(layer, self._pages, self._offsets, key, value)
+        keys, values = cache.keys[layer], cache.values[layer]
+        if self._table is not None:
+            keys, values = cache.gather(layer, self._table)
+        rows, heads = query.shape[2], key.shape[1]
+        # Queries that share a key head lie where other queries of a sequence would.
+        split = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
+        parts = [
+            scaled_dot_product_attention(
+                split[run.rows],
+                keys[run.pages, :, : run.longest],
+                values[run.pages, :, : run.longest],
+                attn_mask=run.mask,
+                scale=scale,
+            )
+            for run in self._runs
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out.reshape(1, rows, query.shape[1], -1)
+
+
+def _runs(
+    pages: Sequence[int], lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> list[_Run]:
+    """Stretches of rows in which every row's page is the one behind the last row's."""
+    starts = [i for i in range(len(pages)) if i == 0 or pages[i] != pages[i - 1] + 1]
+    runs = []
+    for start, end in zip(starts, [*starts[1:], len(pages)], strict=True):
+        some = lengths[start:end]
+        longest = max(some)
+        mask = _mask(some, longest, device, dtype) if min(some) < longest else None
+        place = slice(pages[start], pages[start] + end - start)
+        runs.append(_Run(slice(start, end), place, longest, mask))
+    return runs
+
+
+def _mask(lengths: Sequence[int], longest: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """0 for a row's tokens and minus infinity behind them, [rows, 1, 1, longest]."""
+    ends = torch.tensor(lengths, device=device).unsqueeze(1)
+    beyond = torch.arange(longest, device=device) >= ends
+    mask = torch.zeros(beyond.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(beyond, -torch.inf)[:, None, None]

@@ -1,0 +1,108 @@
+"""The keys and values themselves: for every layer, pages of equal size."""
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from components.backends.decoder.pages import Copy
+
+_GPU_SHARE = 0.88  # of free memory that the cache may take; the rest is for activations
+_CPU_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer caches of a token."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
+
+
+class KeyValues:
+    """Per layer one tensor [pages, heads, page_size, size] for keys, and one for values."""
+
+    def __init__(
+        self, layers: Iterable[LayerShape], pages: int, size: int, device: torch.device
+    ) -> None:
+        self.layers = tuple(layers)
+        self.pages = pages
+        self.size = size
+
+        def room(layer: LayerShape, width: int) -> Tensor:
+            return _zeros((pages, layer.heads, size, width), layer.dtype, device)
+
+        self.keys = [room(layer, layer.key_size) for layer in self.layers]
+        self.values = [room(layer, layer.value_size) for layer in self.layers]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def write(self, layer: int, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
+        """Put keys and values [1, heads, tokens, size] of new tokens in their places."""
+        self.keys[layer][pages, :, offsets] = key[0].transpose(0, 1)
+        self.values[layer][pages, :, offsets] = value[0].transpose(0, 1)
+
+    def gather(self, layer: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, heads, tokens, size] of the pages [rows, pages] in `table`."""
+        both = (self.keys[layer], self.values[layer])
+        keys, values = (t[table].transpose(1, 2).flatten(2, 3) for t in both)
+        return keys, values
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Copy the starts of pages."""
+        for copy in copies:
+            for tensor in (*self.keys, *self.values):
+                tensor[copy.target, :, : copy.count] = tensor[copy.source, :, : copy.count]
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+        self.keys, self.values = [], []
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros: what was never written is multiplied by 0, so it must be finite.
+
+    Main memory is taken page by page as it is written, so a cache may be larger than what is used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    room = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(room).view(dtype).view(shape)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a cache may take on `device` now."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
+    return int(_free_ram() * _CPU_SHARE)
+
+
+def _free_ram() -> int:
+    """Bytes of main memory that this process may still take: the machine's, or its container's."""
+    found = []
+    info = Path("/proc/meminfo")
+    if info.is_file():
+        fields = dict(line.split(":") for line in info.read_text().splitlines())
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.is_file() and limit.read_text().strip() != "max":
+        found.append(int(limit.read_text()) - int(used.read_text()))
+    if not found:
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return max(0, min(found))

@@ -1,0 +1,215 @@
+"""Which rows run: admission, chunked prefill beside decoding, eviction, and what is over."""
+
+import bisect
+import math
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from components.backends.decoder.pages import Copy, Opened, Pages
+from components.backends.decoder.rows import Drawn, Entry, Running
+
+_NOT_FINITE = (
+    "the model's logits are not finite: choose another quantization (float16 overflows in some "
+    "models)"
+)
+_LOOK = 64  # waiting rows looked at for one that can start
+
+
+class Steps(Protocol):
+    """Computes steps on a device."""
+
+    ahead: int  # steps started in one go
+
+    def prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
+        """Compute the next `count` ids of every row; draw for those that have no more."""
+
+    def decode(self, rows: Sequence[Running], steps: int) -> Drawn | None:
+        """Start `steps` steps of all rows."""
+
+    def collect(self, wait: bool) -> list[Drawn]:
+        """What was started and is known by now, in order; all of it if `wait`."""
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy the starts of pages."""
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+
+
+class Scheduler:
+    """Rows and the pages they hold; `step` moves all of them on."""
+
+    def __init__(self, steps: Steps, pages: Pages, slots: int, chunk: int, share: bool) -> None:
+        """At most `slots` rows decode at once; at most `chunk` prompt tokens go in one step."""
+        self.slots = slots
+        self.pages = pages
+        self.counters = {
+            "prefilled_tokens": 0,
+            "reused_tokens": 0,
+            "evictions": 0,
+            "preemptions": 0,
+            "steps": 0,
+            "most_rows": 0,
+        }
+        self._steps = steps
+        self._chunk = chunk
+        self._share = share
+        self._waiting: list[Entry] = []
+        self._running: list[Running] = []
+        self._free_slots = list(range(slots - 1, -1, -1))
+        self._over: list[Entry] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._waiting or self._running)
+
+    def entries(self) -> list[Entry]:
+        """Every row that is not over."""
+        return [*self._waiting, *self.running_entries()]
+
+    def running_entries(self) -> list[Entry]:
+        """Rows that have pages."""
+        return [running.entry for running in self._running]
+
+    def add(self, entry: Entry) -> None:
+        """Let a row wait; rows of earlier traces go first."""
+        bisect.insort(self._waiting, entry, key=lambda e: e.order)
+
+    def release(self, trace: int) -> None:
+        """Forget what the trace has cached."""
+        self.pages.release(trace)
+
+    def describe(self) -> dict[str, int]:
+        """Counters so far, and the cache's size in tokens."""
+        pages = self.pages
+        evictions = self.counters["evictions"] + pages.evictions
+        size = pages.count * pages.size
+        return self.counters | {"evictions": evictions, "cache_tokens": size}
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+        self.counters["evictions"] += self.pages.evictions
+        self._steps.clear()
+
+    def step(self) -> list[Entry]:
+        """Admit, prefill a chunk, decode, and return the rows that are over."""
+        self._drop()
+        self._admit()
+        self._prefill()
+        self._decode()
+        for drawn in self._steps.collect(wait=not self._ready()):
+            self._take(drawn)
+        over, self._over = self._over, []
+        return over
+
+    def _drop(self) -> None:
+        """Forget rows that nobody wants any more."""
+        self._waiting = [entry for entry in self._waiting if not entry.row.over]
+        for running in [running for running in self._running if running.row.over]:
+            self._leave(running, keep=False)
+
+    def _admit(self) -> None:
+        """Give pages to waiting rows, the earliest traces first."""
+        tried = 0
+        while self._free_slots and tried < min(_LOOK, len(self._waiting)):
+            entry = self._waiting[tried]
+            ids = entry.row.ids
+            if self._share and self.pages.must_wait(ids):
+                tried += 1
+                continue
+            room = self.pages.needed(len(ids) + 1) + len(self._running)
+            if self._running and self.pages.spare < room:
+                return
+            opened = self.pages.open(entry.row.request.trace, ids, self._share)
+            if opened is None:
+                if self._running:
+                    return
+                raise MemoryError("a single row does not fit")
+            del self._waiting[tried]
+            self._start(entry, opened)
+
+    def _start(self, entry: Entry, opened: Opened) -> None:
+        if opened.copies:
+            self._steps.copy(opened.copies)
+        entry.row.started = entry.row.started or time.perf_counter()
+        self._running.append(Running(entry, opened.held, self._free_slots.pop()))
+        self.counters["reused_tokens"] += opened.reused
+        self.counters["most_rows"] = max(self.counters["most_rows"], len(self._running))
+
+    def _prefill(self) -> None:
+        """One chunk of prompt tokens, of the rows that came first."""
+        parts: list[tuple[Running, int]] = []
+        room = self._chunk
+        for running in self._running:
+            count = 0 if running.started else min(room, running.uncomputed)
+            if count:
+                parts.append((running, count))
+                room -= count
+        if parts:
+            self.counters["prefilled_tokens"] += self._chunk - room
+            drawn = self._steps.prefill(parts)
+            if drawn is not None:
+                self._take(drawn)
+
+    def _ready(self) -> list[Running]:
+        """Rows that a decoding step moves on."""
+        return [r for r in self._running if r.started and not r.exhausted]
+
+    def _decode(self) -> None:
+        rows = self._ready()
+        count = max(1, self._steps.ahead)
+        for running in rows:
+            while not running.gone and not self._extend(running, count):
+                self._preempt()
+        rows = [running for running in rows if not running.gone]
+        if rows:
+            self.counters["steps"] += count
+            drawn = self._steps.decode(rows, count)
+            if drawn is not None:
+                self._take(drawn)
+
+    def _extend(self, running: Running, count: int) -> bool:
+        return self.pages.extend(running.held, running.held.computed + count)
+
+    def _preempt(self) -> None:
+        """Take the pages of the row that came last; it waits, and is computed again."""
+        if len(self._running) == 1:
+            raise MemoryError("a single row does not fit")
+        last = max(self._running, key=lambda running: running.entry.order)
+        self._leave(last, keep=False)
+        self.add(last.entry)
+        self.counters["preemptions"] += 1
+
+    def _leave(self, running: Running, keep: bool) -> None:
+        self._running.remove(running)
+        self._free_slots.append(running.slot)
+        running.gone = True
+        if keep:
+            self.pages.keep(running.held)
+        else:
+            self.pages.drop(running.held)
+
+    def _take(self, drawn: Drawn) -> None:
+        """Hand ids to their rows, and rows that are over out."""
+        for tokens, entropies, logprobs in zip(
+            drawn.tokens, drawn.entropies, drawn.logprobs, strict=True
+        ):
+            for running, token, entropy, logprob in zip(
+                drawn.rows, tokens, entropies, logprobs, strict=True
+            ):
+                if running.gone:
+                    continue
+                running.ahead -= 1
+                running.held.ids.append(token)
+                if not math.isfinite(logprob):
+                    running.entry.error = FloatingPointError(_NOT_FINITE)
+                    self._finish(running)
+                elif running.row.accept(token, entropy, logprob):
+                    self._finish(running)
+
+    def _finish(self, running: Running) -> None:
+        running.held.computed = min(running.held.computed, len(running.held.ids) - 1)
+        self._leave(running, keep=self._share and running.entry.error is None)
+        self._over.append(running.entry)

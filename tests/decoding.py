@@ -1,0 +1,120 @@
+"""Tiny models of several architectures, and requests to compare decoders with."""
+
+import asyncio
+import random
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from components.backends.hf import HfBackend
+from components.quantization.precision import Precision
+from pipeline.protocols import Generation, Group, Message, Prompt, Request
+from pipeline.spec import ModelSpec, Sampling
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "mistral": {"sliding_window": None, "head_dim": 16},
+    "gemma": {"head_dim": 32, "num_key_value_heads": 1},
+    "phi3": {"sliding_window": None},
+    "qwen3": {"head_dim": 32},
+}
+WORDS = "the red bird of seven hills counts 3 apples and asks why rivers run to an old sea".split()
+
+
+def tiny(kind: str, tokenizer: Path, folder: Path, **fields: Any) -> Path:
+    """A random float32 model of one architecture with SmolLM2's tokenizer, in `folder`."""
+    config = AutoConfig.for_model(
+        kind,
+        **{
+            "vocab_size": 49152,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+            "initializer_range": 0.6,
+            **ARCHITECTURES.get(kind, {}),
+            **fields,
+        },
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / name, folder / name)
+    return folder
+
+
+def requests(
+    count: int, samplings: Sequence[Sampling], samples: int = 1, caps: tuple[int, int] = (1, 24)
+) -> list[Request]:
+    """`count` prompts of unequal length with `samples` requests each, caps and stops mixed."""
+    rng = random.Random(5)
+    made = []
+    for number in range(count):
+        prompt = Prompt((Message("user", (" ".join(rng.choices(WORDS, k=rng.randint(1, 60))),)),))
+        for sample in range(samples):
+            made.append(
+                Request(
+                    prompt=prompt,
+                    stop=("e", "zz")[:1] if rng.random() < 0.3 else (),
+                    cap=rng.randint(*caps),
+                    sampling=samplings[len(made) % len(samplings)],
+                    seed=rng.getrandbits(64),
+                    trace=len(made),
+                    group=Group(f"p{number}", sample, samples),
+                )
+            )
+    return made
+
+
+def backend(folder: Path, dtype: str = "float32", **arguments: Any) -> HfBackend:
+    """A backend over a folder, on the CPU unless told otherwise."""
+    model = ModelSpec(name="tiny", path=str(folder))
+    settings = {"device": "cpu", "threads": 1, **arguments}
+    return HfBackend(model, Precision(dtype=dtype), **settings)
+
+
+def decode(
+    made: HfBackend, asked: Iterable[Request], look: Callable[[HfBackend], Any] | None = None
+) -> list[Generation]:
+    """What the backend makes of all requests at once; `look` is called before it closes."""
+
+    async def one(request: Request) -> Generation:
+        try:
+            return await made.generate(request)
+        finally:
+            made.release(request.trace)
+
+    async def run() -> list[Generation]:
+        async with made:
+            rows = await asyncio.gather(*map(one, asked))
+            if look is not None:
+                look(made)
+            return rows
+
+    return asyncio.run(run())
+
+
+def same(left: Generation, right: Generation) -> None:
+    """The two rows hold the same ids, for the same reason; numbers agree but for rounding."""
+    assert left.token_ids == right.token_ids
+    assert (left.text, left.tail, left.finish_reason) == (
+        right.text,
+        right.tail,
+        right.finish_reason,
+    )
+    assert left.ends == right.ends
+    for name in ("entropies", "logprobs"):
+        ours, theirs = getattr(left, name), getattr(right, name)
+        assert torch.allclose(torch.tensor(ours), torch.tensor(theirs), atol=1e-4), name
