@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.decoding import ARCHITECTURES, backend, decode, requests, same, tiny
 
 from pipeline.protocols import Generation, Request
 from pipeline.spec import Sampling
+from tests.decoding import ARCHITECTURES, backend, decode, requests, same, tiny
 
 MIXED = [
     Sampling(temperature=0),
