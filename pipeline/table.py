@@ -95,7 +95,7 @@ def load(files: Sequence[RowFile], judge: Judge | None = None, workers: int | No
 def _spans(files: Sequence[RowFile]) -> Iterator[Span]:
     for number, file in enumerate(files):
         size = file.path.stat().st_size
-        for start in range(0, size, SPAN_BYTES):
+        for start in range(0, max(size, 1), SPAN_BYTES):  # an empty file has its columns too
             yield Span(number, file.path, start, min(start + SPAN_BYTES, size))
 
 
