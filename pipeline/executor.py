@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.point import Point
 from pipeline.protocols import Backend, Example
 from pipeline.rows import Row, StoreError
-from pipeline.session import Session
+from pipeline.session import Session, open_session
 
 Work = tuple[Session, Example, int]
 OnRow = Callable[[Session, Row | None], None]
@@ -26,17 +26,19 @@ async def execute(
 
     `backend` is entered only if anything is left to do. When `stop` is set no new trace begins and
     those under way are dropped; what they finished is in the journal. `on_row` hears of every row,
-    and of every failed trace with None. Returns the closed sessions.
+    and of every failed trace with None. Returns the closed sessions, fewer if `stop` came early.
     """
+    stop = stop or asyncio.Event()
     sessions: list[Session] = []
     about: dict[str, Any] = {}
     try:
         for point in points:
-            sessions.append(Session(point))
+            session = await open_session(point, stop)
+            sessions += [session] if session else []
         if any(session.todo for session in sessions):
             async with backend:
                 try:
-                    await _Loop(sessions, backend, stop or asyncio.Event(), on_row).run()
+                    await _Loop(sessions, backend, stop, on_row).run()
                 finally:
                     about = backend.describe()
     finally:
@@ -52,14 +54,18 @@ class _Loop:
         self, sessions: Sequence[Session], backend: Backend, stop: asyncio.Event, on_row: OnRow
     ) -> None:
         self.backend, self.stop, self.on_row = backend, stop, on_row
-        self.work: Iterator[Work] = ((s, e, i) for s in sessions for e, i in s.todo)
-        self.open: dict[asyncio.Task[Row], Work] = {}
+        self.sessions = sessions
+        self.work = self._work()
+        self.open: dict[asyncio.Task[Row | None], Work] = {}
         self.number = 0
+
+    def _work(self) -> Iterator[Work]:
+        return ((s, e, i) for s in self.sessions for e, i in s.work())
 
     async def run(self) -> None:
         stopped = asyncio.create_task(self.stop.wait())
         try:
-            while self._fill():
+            while self._fill() or await self._more(stopped):
                 first = asyncio.FIRST_COMPLETED
                 done, _ = await asyncio.wait({*self.open, stopped}, return_when=first)
                 for task in done - {stopped}:
@@ -82,7 +88,16 @@ class _Loop:
             self.number += 1
         return bool(self.open)
 
-    def _settle(self, task: asyncio.Task[Row]) -> None:
+    async def _more(self, stopped: asyncio.Task[Any]) -> bool:
+        """Wait for work that writers who may be dead have left; False when there is none."""
+        while not self.stop.is_set() and any([s.in_doubt() for s in self.sessions]):
+            await asyncio.wait({stopped}, timeout=self.sessions[0].patience)
+            self.work = self._work()
+            if self._fill():
+                return True
+        return False
+
+    def _settle(self, task: asyncio.Task[Row | None]) -> None:
         session, example, sample = self.open.pop(task)
         if task.cancelled():
             return
@@ -90,7 +105,8 @@ class _Loop:
         if isinstance(error, StoreError):
             raise error
         if error is None:
-            self.on_row(session, task.result())
+            if task.result() is not None:  # None: another writer has it
+                self.on_row(session, task.result())
             return
         session.fail(example, sample, error)
         self.on_row(session, None)

@@ -1,7 +1,6 @@
 """The journal: every finished Generation of an unfinished trace, so none is made twice."""
 
 import os
-import socket
 import threading
 from dataclasses import asdict
 from io import FileIO
@@ -23,26 +22,36 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """Appends generations to `journal-<writer>.jsonl`; hands out those earlier attempts left."""
+    """Appends generations to `journal-<writer>.jsonl`; hands out those earlier attempts left.
 
-    def __init__(self, folder: Path, finished: set[Key]) -> None:
+    Alone in the folder it takes over the files of earlier attempts; `shared` it reads them only.
+    """
+
+    def __init__(self, folder: Path, finished: set[Key], writer: str, shared: bool = False) -> None:
         """Read what earlier attempts left for rows that are not in `finished`."""
-        self.path = folder / f"journal-{socket.gethostname()}-{os.getpid()}.jsonl"
+        self.path = folder / f"journal-{writer}.jsonl"
         self._mutex = threading.Lock()
         self._known: dict[Entry, Generation] = {}
-        old = sorted(folder.glob("journal-*.jsonl"))
-        for path in old:
-            self._read(path, finished)
-        if old:
+        self._sizes: dict[Path, int] = {}
+        if not shared:
+            for path in folder.glob("journal-*.jsonl"):
+                repair(path)
+        self.learn(finished)
+        if not shared and self._sizes:
             # Carried over first, deleted after: a kill between the two leaves doubles, never a gap.
             write_atomically(self.path, (_line(e, g) for e, g in self._known.items()))
-            for path in old:
-                if path != self.path:
-                    path.unlink()
+            for path in self._sizes:
+                path.unlink()
         self._file = FileIO(self.path, "ab")
 
+    def learn(self, finished: set[Key]) -> None:
+        """Read what other writers left since the last look."""
+        for path in sorted(self.path.parent.glob("journal-*.jsonl")):
+            if path != self.path and path.stat().st_size != self._sizes.get(path):
+                self._sizes[path] = path.stat().st_size
+                self._read(path, finished)
+
     def _read(self, path: Path, finished: set[Key]) -> None:
-        repair(path)
         for _, item in read_lines(path):
             if item is None:
                 continue
@@ -71,10 +80,10 @@ class Journal:
                 os.fsync(self._file.fileno())
 
     def close(self, everything_finished: bool) -> None:
-        """Close; remove the file when no trace is left unfinished."""
+        """Close; remove the file when no trace is left unfinished, or it holds nothing."""
         self._file.close()
-        if everything_finished:
-            self.path.unlink(missing_ok=True)
+        if self.path.exists() and (everything_finished or self.path.stat().st_size == 0):
+            self.path.unlink()
 
 
 def _line(entry: Entry, generation: Generation) -> bytes:

@@ -1,6 +1,5 @@
 """The JSONL row store: append whole lines, read them back, repair what a kill tore."""
 
-import fcntl
 import json
 import os
 import socket
@@ -9,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
-
-from pipeline.spec import SpecError
 
 Row = dict[str, Any]
 
@@ -65,13 +62,26 @@ def _decode(raw: bytes) -> Row | None:
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     """Replace `path` as a whole: readers see the old or the new file, never a part."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     with scratch.open("wb") as file:
         for chunk in chunks:
             file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
     os.replace(scratch, path)
+
+
+def create_once(path: Path, data: bytes) -> bool:
+    """Create a file with its content unless it exists; of several contenders one gets True."""
+    scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.new")
+    scratch.write_bytes(data)
+    try:
+        os.link(scratch, path)  # decided by the server, also on NFS
+    except FileExistsError:
+        return False
+    finally:
+        scratch.unlink()
+    return True
 
 
 def append(file: FileIO, data: bytes) -> int:
@@ -121,37 +131,140 @@ def _last_line_start(file: IO[bytes], end: int, block: int = 1 << 16) -> int:
     return 0
 
 
-class Rows:
-    """One writer's view of one JSONL file of rows.
+class Place(NamedTuple):
+    """Where a row lies: the file, and its line in bytes."""
 
-    A later row with the same key replaces the earlier one.
+    path: Path
+    line: Line
+
+
+def part_path(path: Path, writer: str) -> Path:
+    """The file of one of several writers of the rows of `path`."""
+    return path.with_name(f"{path.stem}.part-{writer}.jsonl")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The parts that several writers left beside `path`."""
+    return sorted(path.parent.glob(f"{path.stem}.part-*.jsonl"))
+
+
+def gather(path: Path) -> None:
+    """Append the parts beside `path` to it, and remove them."""
+    parts = parts_of(path)
+    if parts:
+        files = [file for file in (path, *parts) if file.exists()]
+        write_atomically(path, (file.read_bytes() for file in files))
+    for part in parts:
+        part.unlink(missing_ok=True)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of `path` and of the parts beside it, one per key, as a finished merge has them."""
+    for place in index_rows([path, *parts_of(path)]).places.values():
+        yield read_place(place)
+
+
+def read_place(place: Place) -> Row:
+    """The row that lies there."""
+    row: Row = json.loads(read_bytes(place))
+    return row
+
+
+def read_bytes(place: Place) -> bytes:
+    """The line that lies there."""
+    with place.path.open("rb") as file:
+        file.seek(place.line.offset)
+        return file.read(place.line.length)
+
+
+class Index:
+    """Which row of several files counts for each key.
+
+    Within a file the later one; between files the one with more passes, else the first file's.
     """
 
-    def __init__(self, path: Path, is_complete: Callable[[Row], bool] = lambda row: True) -> None:
-        """Open for writing: take the lock, repair the tail, index what is there.
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.places: dict[Key, Place] = {}
+        self.broken = self.superseded = 0
+        self._passes: dict[Key, int] = {}
+
+    def add(self, row: Row, place: Place) -> bool:
+        """Take a row in; whether it counts now."""
+        key, passes = key_of(row), sum(name.startswith("pass") and bool(row[name]) for name in row)
+        there = self.places.get(key)
+        self.superseded += there is not None
+        if there and there.path != place.path and passes <= self._passes[key]:
+            return False
+        self.places[key], self._passes[key] = place, passes
+        return True
+
+
+def index_rows(paths: Iterable[Path], seen: Callable[[Row], object] = lambda row: None) -> Index:
+    """Read files of rows; `seen` hears of each row that counts, at the time it is read."""
+    index = Index()
+    for path in paths:
+        for line, row in read_lines(path):
+            if row is None or "example_id" not in row or "sample_idx" not in row:
+                index.broken += 1
+            elif index.add(row, Place(path, line)):
+                seen(row)
+    return index
+
+
+class Rows:
+    """One writer's view of the rows of a run folder. A lease keeps other writers off its file.
+
+    Alone it appends to `path`; as one of several to its own part beside it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        is_complete: Callable[[Row], bool] = lambda row: True,
+        part: str | None = None,
+    ) -> None:
+        """Open for writing: repair the tail, index what is there.
 
         `complete` holds the keys whose row satisfies `is_complete`; appended rows do.
         """
-        self.path = path
+        self.path, self.own = path, path if part is None else part_path(path, part)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock_file = _lock(path.with_name(f".{path.name}.lock"))
-        self.cut_bytes = repair(path)
-        self.lines: dict[Key, Line] = {}
-        self.complete: set[Key] = set()
-        self.broken = 0
-        self._superseded = 0
-        for line, row in read_lines(path):
-            if row is None or "example_id" not in row or "sample_idx" not in row:
-                self.broken += 1
-            else:
-                self._index(key_of(row), line)
-                (self.complete.add if is_complete(row) else self.complete.discard)(key_of(row))
-        self._file = FileIO(path, "ab")
+        self._is_complete = is_complete
         self._mutex = threading.Lock()
+        self.cut_bytes = 0 if part else sum(repair(p) for p in (path, *parts_of(path)))
+        self.complete: set[Key] = set()
+        self._index = Index()
+        self._versions: dict[Path, tuple[int, int]] | None = None
+        self.refresh()
+        self._file = FileIO(self.own, "ab")
 
-    def _index(self, key: Key, line: Line) -> None:
-        self._superseded += key in self.lines
-        self.lines[key] = line
+    def refresh(self, parts: bool = True) -> None:
+        """Index again what others changed: the merged file and, with `parts`, their parts."""
+        with self._mutex:
+            files = [p for p in (self.path, *parts_of(self.path)) if p.exists()]
+            versions = {path: _version(path) for path in files if path != self.own}
+            watched = versions if parts else {self.path}
+            known = self._versions
+            if known is not None and all(known.get(p) == versions.get(p) for p in watched):
+                return
+            self.complete.clear()
+            self._index = index_rows(files, self._note)
+            self._versions = versions
+
+    def _note(self, row: Row) -> None:
+        change = self.complete.add if self._is_complete(row) else self.complete.discard
+        change(key_of(row))
+
+    @property
+    def lines(self) -> dict[Key, Place]:
+        """Where the row of each key lies."""
+        return self._index.places
+
+    @property
+    def broken(self) -> int:
+        """Lines that are no rows."""
+        return self._index.broken
 
     def append(self, row: Row) -> None:
         """Write one whole row and flush it to disk. Safe from several threads."""
@@ -159,62 +272,45 @@ class Rows:
         with self._mutex:
             offset = append(self._file, data)
             os.fsync(self._file.fileno())
-            self._index(key_of(row), Line(offset, len(data)))
+            self._index.add(row, Place(self.own, Line(offset, len(data))))
             self.complete.add(key_of(row))
 
     def read(self, key: Key) -> Row:
         """The current row of a key. Raises KeyError without one."""
-        line = self.lines[key]
-        with self.path.open("rb") as file:
-            file.seek(line.offset)
-            row: Row = json.loads(file.read(line.length))
-        return row
+        return read_place(self.lines[key])
 
     def settle(self, order: Sequence[Key]) -> None:
-        """Give the file its final form, atomically: one line per key, in `order`, strangers after.
+        """Give `path` its final form, atomically: one line per key, in `order`, strangers after.
 
-        Broken lines go to `<file>.broken`. Does nothing where the file is that already.
+        Parts are merged into it and removed; broken lines go to `<file>.broken`. Does nothing where
+        the file is that already. Only for who holds the lease on the whole.
         """
+        parts = parts_of(self.path)
         wanted = [key for key in order if key in self.lines]
         wanted += sorted(set(self.lines) - set(wanted))
-        current = sorted(self.lines, key=lambda key: self.lines[key].offset)
-        if wanted == current and not self._superseded and not self.broken:
-            return
-        if self.broken:
-            bad = [self._bytes(line) for line, row in read_lines(self.path) if row is None]
-            write_atomically(self.path.with_name(f"{self.path.name}.broken"), bad)
-        write_atomically(self.path, (self._bytes(self.lines[key]) for key in wanted))
+        current = sorted(self.lines, key=lambda key: self.lines[key].line.offset)
+        if parts or wanted != current or self._index.superseded or self.broken:
+            bad = [read_bytes(place) for place in self._bad_lines()]
+            if bad:
+                write_atomically(self.path.with_name(f"{self.path.name}.broken"), bad)
+            whole = (read_bytes(self.lines[key]).rstrip(b"\n") + b"\n" for key in wanted)
+            write_atomically(self.path, whole)
+        for part in parts:
+            part.unlink(missing_ok=True)
 
-    def _bytes(self, line: Line) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(line.offset)
-            return file.read(line.length)
+    def _bad_lines(self) -> Iterator[Place]:
+        """Whole lines that are no rows; a torn end of a dead writer's part is none."""
+        for path in (self.path, *parts_of(self.path)):
+            places = [Place(path, line) for line, row in read_lines(path) if row is None]
+            yield from (place for place in places if read_bytes(place).endswith(b"\n"))
 
     def close(self) -> None:
-        """Close the file and give the lock back."""
+        """Close the file; an empty part of one's own goes."""
         self._file.close()
-        self._lock_file.close()
+        if self.own != self.path and self.own.exists() and self.own.stat().st_size == 0:
+            self.own.unlink()
 
 
-def _lock(path: Path) -> IO[str]:
-    """An exclusive lock, held until the file is closed or the process ends.
-
-    Raises:
-        SpecError: another process holds it.
-    """
-    file = path.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise SpecError(
-            f"{path.parent} is being written by {holder}; "
-            "wait for it to end or choose another run.name"
-        ) from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
-    return file
+def _version(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size

@@ -15,25 +15,31 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.point import Point
-from pipeline.rows import write_atomically
+from pipeline.rows import create_once, write_atomically
 from pipeline.spec import SpecError
 
 PACKAGES = ("hydra-core", "omegaconf", "torch", "transformers", "datasets", "deepspeed", "submitit")
 
 
 class RunRecord:
-    """The run.json of one point's folder, with this attempt's record in it."""
+    """The run.json of one point's folder, with this attempt's record in it.
 
-    def __init__(self, point: Point) -> None:
+    One of several writers (`shared`) keeps its attempt in a file of its own, `attempt-<n>.json`,
+    until somebody who is alone with the folder calls `fold`.
+    """
+
+    def __init__(self, point: Point, shared: bool = False) -> None:
         """Read run.json. Raises SpecError where the folder holds rows of another fingerprint."""
         self.path = point.folder / "run.json"
+        self.shared = shared
         self.data = self._load(point)
         self.attempt: dict[str, Any] = {}
+        self._own = self.path
         self._clock = time.monotonic()
 
     def begin(self) -> None:
         """Start this attempt's record."""
-        earlier = [attempt["attempt"] for attempt in self.data["attempts"]]
+        earlier = [a["attempt"] for a in attempts_of(self.path.parent)]
         self.attempt = {
             "attempt": max(earlier, default=0) + 1,
             "status": "running",
@@ -45,13 +51,33 @@ class RunRecord:
             "failed": 0,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "job": job_id(),
             "python": platform.python_version(),
             "command": sys.argv,
             "versions": versions(),
             "git": git_commit(),
         }
-        self.data["attempts"].append(self.attempt)
+        if self.shared:
+            create_once(self.path, _encoded(self.data))
+            while not create_once(self._numbered(), _encoded(self.attempt)):
+                self.attempt["attempt"] += 1
+            self._own = self._numbered()
+        else:
+            self.data["attempts"].append(self.attempt)
         self.save()
+
+    def _numbered(self) -> Path:
+        return self.path.with_name(f"attempt-{self.attempt['attempt']}.json")
+
+    def fold(self) -> None:
+        """Take the files of all attempts into run.json; only for who is alone with the folder."""
+        files = sorted(self.path.parent.glob("attempt-*.json"))
+        self.data["attempts"] = attempts_of(self.path.parent)
+        if files or not self.path.exists():
+            write_atomically(self.path, [_encoded(self.data)])
+        for file in files:
+            file.unlink()
 
     def _load(self, point: Point) -> dict[str, Any]:
         sampling = asdict(point.spec.sampling)
@@ -83,16 +109,35 @@ class RunRecord:
         self.attempt["tokens"] += tokens
 
     def save(self) -> None:
-        """Write run.json as a whole."""
+        """Write this attempt's file as a whole."""
         self.attempt["seconds"] = round(time.monotonic() - self._clock, 3)
         self.attempt["peak_memory_mib"] = peak_memory_mib()
-        text = json.dumps(self.data, ensure_ascii=False, indent=1)
-        write_atomically(self.path, [text.encode(), b"\n"])
+        write_atomically(self._own, [_encoded(self.attempt if self.shared else self.data)])
 
     def close(self, status: str, backend: dict[str, Any]) -> None:
         """End this attempt: `complete`, `interrupted` or `failed`."""
         self.attempt |= {"status": status, "end": _now(), "backend": backend}
         self.save()
+
+
+def attempts_of(folder: Path) -> list[dict[str, Any]]:
+    """Every attempt on record in a run folder, in order, those of several writers among them."""
+    path = folder / "run.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))["attempts"] if path.exists() else []
+    files = folder.glob("attempt-*.json")
+    own = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    known = {attempt["attempt"]: attempt for attempt in [*kept, *own]}
+    return [known[number] for number in sorted(known)]
+
+
+def job_id() -> str | None:
+    """The cluster's name for the job that this process belongs to."""
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID")
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n"
 
 
 def differing(stored: dict[str, Any], current: dict[str, Any]) -> str:

@@ -3,50 +3,119 @@
 import asyncio
 import datetime
 import traceback
+from collections.abc import Iterator
+from contextlib import suppress
 from io import FileIO
 from typing import Any
 
+from pipeline.claims import Claims
 from pipeline.journal import Journal
+from pipeline.leases import Held, Leases
 from pipeline.passes import generations_of
 from pipeline.point import Point
 from pipeline.protocols import Backend, Example
-from pipeline.rows import Key, Row, Rows, StoreError, append, encode
+from pipeline.rows import (
+    Key,
+    Row,
+    Rows,
+    StoreError,
+    append,
+    encode,
+    gather,
+    part_path,
+    write_atomically,
+)
 from pipeline.run_record import RunRecord
+from pipeline.spec import SpecError
 from pipeline.trace import Passed, Trace
 
 SAMPLING_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
+FAILURES = "failures.jsonl"
+
 
 class Session:
-    """The run folder of one point, opened for writing by this process alone."""
+    """The run folder of one point, opened for writing: alone, or as one of several shards."""
 
-    def __init__(self, point: Point) -> None:
-        """Refuse another fingerprint, take the lock, repair, find what is left to do."""
+    def __init__(self, point: Point, leases: Leases | None = None) -> None:
+        """Refuse another fingerprint, take the lease, repair, find what is left to do.
+
+        Raises:
+            Held: other writers are in the folder.
+            SpecError: the folder holds rows of another fingerprint.
+            StoreError: the folder cannot be written.
+        """
         self.point = point
+        self.shared = point.spec.run.shards > 1
+        leases = leases or Leases(point.folder, point.spec.run.lease_seconds)
         try:
             point.folder.mkdir(parents=True, exist_ok=True)
-            self.record = RunRecord(point)
-            self.rows = Rows(point.rows_path, point.is_complete)
-            self.journal = Journal(point.folder, self.rows.complete)
+            self.record = RunRecord(point, self.shared)
+            self.claims = Claims(point, leases)
+            with self.claims.kept():
+                self.rows, self.journal = self._open_files(leases.writer)
         except OSError as error:
             raise StoreError(
                 f"the run folder {point.folder} cannot be written: {error.strerror}; "
                 "set run.root or run.dir to a folder that can"
             ) from error
-        self.todo = [(e, s) for e, s in point.keys() if Key(e.id, s) not in self.rows.complete]
+        self.todo = self.left()
         self.total = len(point.examples) * point.spec.sampling.num_samples
         self.failures: list[BaseException] = []
+        self._elsewhere = False
         self._shown: dict[str, asyncio.Future[Passed]] = {}
         if self.todo:
             self.record.begin()
+
+    def _open_files(self, writer: str) -> tuple[Rows, Journal]:
+        point, whole = self.point, self.claims.whole
+        if whole and whole.inherited and point.rows_path.exists():
+            # A new file: should the dead writer come back, its appends go to the old one.
+            with point.rows_path.open("rb") as old:
+                write_atomically(point.rows_path, old)
+        rows = Rows(point.rows_path, point.is_complete, writer if self.shared else None)
+        if whole:
+            self.record.fold()
+            gather(point.folder / FAILURES)
+        return rows, Journal(point.folder, rows.complete, writer, self.shared)
+
+    def left(self) -> list[tuple[Example, int]]:
+        """The traces whose rows are not complete."""
+        complete = self.rows.complete
+        return [(e, s) for e, s in self.point.keys() if Key(e.id, s) not in complete]
+
+    def work(self) -> Iterator[tuple[Example, int]]:
+        """The traces that this writer may begin, claimed as they are asked for."""
+        while not self.broken and (lease := self.claims.take(self.todo)):
+            if self.shared:
+                self.rows.refresh(parts=lease.epoch > 1)
+                if lease.epoch > 1:
+                    self.journal.learn(self.rows.complete)
+            traces = self.claims.chunks(self.left()).get(lease.name, [])
+            self.claims.start(lease, traces)
+            yield from traces
+
+    @property
+    def patience(self) -> float:
+        """Seconds between two looks at writers that may be dead."""
+        return self.point.spec.run.lease_seconds / 10
+
+    def in_doubt(self) -> bool:
+        """Whether work may come back from writers that are perhaps dead."""
+        if not self.shared or self.broken:
+            return False
+        self.rows.refresh()
+        return self.claims.in_doubt(self.left())
 
     @property
     def broken(self) -> bool:
         """Whether more traces failed than `run.max_failed` allows."""
         return len(self.failures) > self.point.spec.run.max_failed
 
-    async def run_trace(self, example: Example, sample: int, number: int, backend: Backend) -> Row:
-        """Run one trace to its row and write it."""
+    async def run_trace(
+        self, example: Example, sample: int, number: int, backend: Backend
+    ) -> Row | None:
+        """Run one trace to its row and write it; None where another writer has taken it over."""
         key, point = Key(example.id, sample), self.point
         stored = self.rows.read(key) if key in self.rows.lines else None
         shares = point.spec.run.second_pass_sample is not None and point.cues
@@ -65,12 +134,22 @@ class Session:
         )
         try:
             passes = await trace.run()
+            row = self._row(example, sample, backend, passes)
+            if not await asyncio.to_thread(self._store, key, row):
+                return None
         finally:
             backend.release(number)
-        row = self._row(example, sample, backend, passes)
-        await asyncio.to_thread(self.rows.append, row)
+            self.claims.ended(key)
         self.record.row_done(_tokens(passes))
         return row
+
+    def _store(self, key: Key, row: Row) -> bool:
+        if self.claims.held(key):
+            self.rows.append(row)
+            return True
+        if self.shared:
+            return False
+        raise StoreError(f"another process has taken {self.point.folder} over; this one ends")
 
     async def _show(self, example: Example, sample: int, own: Passed) -> Passed:
         """The pass 1 every sample of `example` reconsiders: sample `run.second_pass_sample`'s."""
@@ -137,26 +216,75 @@ class Session:
             "attempt": self.record.attempt["attempt"],
             "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
-        with FileIO(self.point.folder / "failures.jsonl", "ab") as file:
+        name = self.point.folder / FAILURES
+        own = part_path(name, self.claims.leases.writer) if self.shared else name
+        with FileIO(own, "ab") as file:
             append(file, encode(item))
 
     @property
     def status(self) -> str:
-        """`complete`, `interrupted` (rows are missing) or `failed`."""
+        """`complete`, `failed`, `shared` (others have the rest) or `interrupted` (rows missing)."""
         if self.failures:
             return "failed"
-        wanted = self.point.canonical_order()
-        return "complete" if self.rows.complete.issuperset(wanted) else "interrupted"
+        if self.rows.complete.issuperset(self.point.canonical_order()):
+            return "complete"
+        return "shared" if self._elsewhere else "interrupted"
 
     def close(self, backend: dict[str, Any]) -> None:
         """Give the files their final form if the point is complete; end the attempt's record."""
+        if self.claims.whole and not self.claims.leases.held(self.claims.whole):
+            self.rows.close()  # taken over: nothing here is this writer's any more
+            self.claims.close()
+            return
+        if self.shared:
+            self.rows.refresh()
+            self._elsewhere = self.claims.elsewhere(self.left())
         status = self.status
-        if status == "complete":
-            self.rows.settle(self.point.canonical_order())
-        self.journal.close(everything_finished=status == "complete")
+        self.journal.close(everything_finished=status == "complete" and not self.shared)
         if self.record.attempt:
             self.record.close(status, backend)
+        if self.rows.complete.issuperset(self.point.canonical_order()):
+            self._finish()
         self.rows.close()
+        self.claims.close()
+
+    def _finish(self) -> None:
+        """The last one out: one file of rows, one record, nothing left over."""
+        lease = self.claims.alone()
+        if lease is None:
+            return
+        self.rows.refresh()
+        self.rows.settle(self.point.canonical_order())
+        self.record.fold()
+        gather(self.point.folder / FAILURES)
+        if self.shared:
+            for path in self.point.folder.glob("journal-*.jsonl"):
+                path.unlink(missing_ok=True)
+        self.claims.merged(lease)
+
+
+async def open_session(point: Point, stop: asyncio.Event) -> Session | None:
+    """Open a point's folder; None when `stop` came first.
+
+    With `run.wait`, or while it is unclear whether its writer lives, as soon as it can be had.
+
+    Raises:
+        SpecError: another writer is in the folder.
+    """
+    run = point.spec.run
+    leases = Leases(point.folder, run.lease_seconds)
+    while not stop.is_set():
+        try:
+            return Session(point, leases)
+        except Held as held:
+            if held.alive and not run.wait:
+                raise SpecError(
+                    f"{point.folder} is being written by {held.holder}; wait for it to end "
+                    "(run.wait=true does), or choose another run.name"
+                ) from held
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), run.lease_seconds / 10)
+    return None
 
 
 def _tokens(passes: dict[str, Any]) -> int:

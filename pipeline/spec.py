@@ -10,6 +10,7 @@ from omegaconf import MISSING
 
 ENTROPY_MODES = ("full", "means", "none")
 PHASE_MODES = ("auto", "tagged", "single")
+MISSING_MODES = ("fail", "skip", "wait")
 TRUNCATION_SIDES = ("left", "right")
 
 
@@ -134,6 +135,15 @@ class Run:
     max_failed: int = 20
     cache_dir: str | None = None
     dry: bool = False
+    shards: int = 1  # above 1: any number of processes share the rows, chunk by chunk
+    shard: int | None = None  # which of them this one is; for the record
+    wait: bool = False  # wait for another writer of the folder to end, instead of refusing
+    lease_seconds: float = 60.0  # a writer silent for so long is dead; NFS: not below its cache
+    pack: list[str] = field(default_factory=list)  # swept keys whose points share one load
+    plan: bool = False  # print the jobs of a sweep and submit nothing
+    missing: str = "fail"  # a checkpoint that is not there: fail, skip or wait
+    missing_minutes: float = 600.0  # how long to wait for it
+    manifest: str | None = None  # a file of points, one per line, instead of a grid
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -145,6 +155,15 @@ class Run:
         for name in ("limit", "from_end"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"run.{name}", "be 1 or more", value)
+        require(self.shards >= 1, "run.shards", "be 1 or more", self.shards)
+        shard_ok = self.shard is None or 0 <= self.shard < self.shards
+        require(
+            shard_ok, "run.shard", f"be null or 0 to run.shards-1={self.shards - 1}", self.shard
+        )
+        require(self.lease_seconds > 0, "run.lease_seconds", "be above 0", self.lease_seconds)
+        require(
+            self.missing in MISSING_MODES, "run.missing", f"be in {MISSING_MODES}", self.missing
+        )
         require(self.max_failed >= 0, "run.max_failed", "be 0 or more", self.max_failed)
         sample = self.second_pass_sample
         require(sample is None or sample >= 0, "run.second_pass_sample", "be 0 or more", sample)

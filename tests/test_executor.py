@@ -291,14 +291,14 @@ def test_entropy_none_keeps_counts_and_drops_numbers(tmp_path: Path) -> None:
 
 
 def test_a_journal_survives_a_torn_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, set())
+    journal = Journal(tmp_path, set(), "first")
     entry = Entry(Key("a", 0), PASS1, "think")
     journal.put(entry, Generation([1, 2], "ab", "stop_token", tail="</think>"))
     journal.close(everything_finished=False)
     with journal.path.open("ab") as file:
         file.write(b'{"example_id": "a", "sam')
     shutil.copy(journal.path, tmp_path / "journal-elsewhere-1.jsonl")
-    again = Journal(tmp_path, set())
+    again = Journal(tmp_path, set(), "second")
     found = again.get(entry)
     assert found is not None and replace(found) == Generation(
         [1, 2], "ab", "stop_token", tail="</think>"

@@ -1,6 +1,5 @@
 """The row store: whole lines, repair, one writer, last one wins."""
 
-import os
 import resource
 import signal
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.rows import Key, Rows, StoreError, encode, read_lines, repair, write_atomically
-from pipeline.spec import SpecError
 
 
 def row(example: str, sample: int = 0, **more: object) -> dict[str, object]:
@@ -69,14 +67,6 @@ def test_a_later_row_replaces_the_earlier_and_settling_orders_them(tmp_path: Pat
     rows.close()
     found = [item for _, item in read_lines(path)]
     assert found == [row("a", v=2), row("b"), row("stranger")]
-
-
-def test_two_writers_of_one_file_are_refused_by_name(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "r.jsonl")
-    with pytest.raises(SpecError, match=f"process {os.getpid()}.*run.name"):
-        Rows(tmp_path / "r.jsonl")
-    rows.close()
-    Rows(tmp_path / "r.jsonl").close()
 
 
 def test_not_a_number_is_refused_since_no_reader_takes_it() -> None:
