@@ -14,10 +14,12 @@ from pipeline.phases import assistant_turn
 from pipeline.point import Point
 from pipeline.protocols import Backend, Prompt
 from pipeline.reading import find
-from pipeline.rows import Row
+from pipeline.rows import Row, parts_of
 from pipeline.session import Session
 from pipeline.summary import passes
 from pipeline.table import load
+
+STATES = {"shared": "done here, the rest is with other shards"}
 
 
 class Progress:
@@ -76,11 +78,12 @@ def print_summary(sessions: Sequence[Session]) -> None:
     """One table per point: accuracy, entropy and tokens of every pass, then where the rows are."""
     console = Console()
     for session in sessions:
-        if session.rows.complete:
+        if session.rows.complete and session.status != "shared":
             console.print(_table(session.point))
         for error in session.failures[:3]:
             console.print(f"failed: {type(error).__name__}: {error}", style="red", markup=False)
-        state = f"{session.status}: {len(session.rows.complete)} of {session.total} rows"
+        state = STATES.get(session.status, session.status)
+        state += f": {len(session.rows.complete)} of {session.total} rows"
         if session.failures:
             state += f", {len(session.failures)} failed (see failures.jsonl)"
         console.print(state, markup=False)
@@ -91,7 +94,8 @@ def _table(point: Point) -> Table:
     table = Table(title=point.folder.parent.name or str(point.folder))
     for name in ("pass", "cue", "rows", "correct", "improved", "entropy", "tokens", "truncated"):
         table.add_column(name, justify="left" if name in ("pass", "cue") else "right")
-    found = passes(load(find([point.rows_path])), by=("pass", "cue"))
+    files = [path for path in (point.rows_path, *parts_of(point.rows_path)) if path.exists()]
+    found = passes(load(find(files)), by=("pass", "cue"))
     for line in found.to_dict("records"):
         table.add_row(
             line["pass"],
