@@ -1,0 +1,173 @@
+"""The report: `python launch/report.py outputs/... [--compare RUN] -o report.html`, one HTML file."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from launch import report_charts as charts
+from launch import report_file
+from launch.report_rows import pack
+from launch.report_runs import Prompts, configs, difference
+from pipeline.reading import find
+from pipeline.rows import StoreError
+from pipeline.spec import SpecError, require
+from pipeline.table import Table, load
+
+CHUNK = 64  # rows per piece of the page's data
+SHOWN_ROWS = 5000
+
+
+@dataclass(slots=True)
+class Side:
+    """One of the compared runs: all its numbers, and those of its rows that can be looked at."""
+
+    number: int
+    name: str
+    roots: list[str]
+    table: Table
+    shown: Table
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders of row files."""
+        return list(dict.fromkeys(file.path.parent for file in self.table.files))
+
+
+def read(number: int, roots: Sequence[str], limit: int) -> Side:
+    """Read a run. Of more than `limit` rows, the samples of some examples are kept to look at.
+
+    Which examples does not depend on the run, so that two runs can be compared.
+    """
+    table = load(find(roots))
+    order = table.rows.sort_values(["example", "sample", "step", "temperature"], kind="stable")
+    wanted = table.rows.index.isin(order.index[:limit])
+    shown = table.keep(pd.Series(wanted, table.rows.index))
+    return Side(number, ", ".join(Path(root).name for root in roots), list(roots), table, shown)
+
+
+def frame(table: Table) -> pd.DataFrame:
+    """Passes with their row's place and `label`: pass 1, or the cue."""
+    found = table.joined()
+    first = found["pass"] == "pass1"
+    found["label"] = found["cue"].astype(object).where(~first, charts.FIRST)
+    return found
+
+
+class Pieces:
+    """The data of a report: an index that is always loaded, the rest in pieces loaded when needed."""
+
+    def __init__(self, sides: Sequence[Side]) -> None:
+        self.sides = sides
+        self.prompts = Prompts()
+        self.lines: list[dict[str, Any]] = []
+
+    def __iter__(self) -> Iterator[tuple[str, bytes]]:
+        """Names and contents; the index comes last, when all rows have been seen."""
+        texts: list[Any] = []
+        tokens: list[Any] = []
+        for line, text, series in self._packed():
+            self.lines.append(line)
+            texts.append(text)
+            tokens.append(series)
+            if len(texts) == CHUNK:
+                yield from self._flush(texts, tokens)
+        if texts:
+            yield from self._flush(texts, tokens)
+        yield "prompts", report_file.piece(self.prompts.piece())
+        yield "index", report_file.piece(self._index())
+
+    def _packed(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[Any]]]:
+        for side in self.sides:
+            places = side.shown.rows[["task", "step", "temperature"]].astype(object)
+            places = places.where(places.notna(), None)
+            for index, row in side.shown.stream():
+                packed = pack(row)
+                folder = side.table.files[int(side.shown.rows.at[index, "file"])].path.parent
+                place = places.loc[index].to_dict()
+                more = {"run": side.number, "prompt": self.prompts.number(folder, row)}
+                yield packed.line | place | more, packed.texts, packed.tokens
+
+    def _flush(self, texts: list[Any], tokens: list[Any]) -> Iterator[tuple[str, bytes]]:
+        number = (len(self.lines) - 1) // CHUNK
+        yield f"texts-{number}", report_file.piece(texts)
+        yield f"tokens-{number}", report_file.piece(tokens)
+        texts.clear()
+        tokens.clear()
+
+    def _index(self) -> dict[str, Any]:
+        frames = [frame(side.table) for side in self.sides]
+        found: dict[str, list[Any]] = {"points": [], "histograms": [], "flips": []}
+        lines: list[list[Any]] = []
+        for side, passes in zip(self.sides, frames, strict=True):
+            points = charts.points(passes)
+            run = {"run": side.number}
+            found["points"] += [run | point for point in points]
+            found["histograms"] += [run | item for item in charts.histograms(passes)]
+            found["flips"] += [run | item for item in charts.flips(passes)]
+            lines += charts.lines(points, side.name)
+        own = [configs(side.folders) for side in self.sides]
+        return {
+            "runs": [_about(side) for side in self.sides],
+            "passes": charts.labels(pd.concat(frames)),
+            "chunk": CHUNK,
+            "rows": self.lines,
+            "charts": found,
+            "tables": [{"title": "By task, step and temperature", "columns": charts.COLUMNS, "rows": lines}],
+            "configs": difference(own[0], own[-1]),
+            "notes": self._notes(),
+            "licences": report_file.licences(),
+        }
+
+    def _notes(self) -> list[str]:
+        notes = []
+        for side in self.sides:
+            if side.table.broken:
+                notes.append(f"{side.name}: {side.table.broken} lines are no rows and were left out.")
+            if side.table.superseded:
+                notes.append(f"{side.name}: {side.table.superseded} lines were replaced by later ones.")
+        refused = self.prompts.refused.items()
+        return notes + [f"{folder}: no prompts are shown: {why}" for folder, why in refused]
+
+
+def _about(side: Side) -> dict[str, Any]:
+    counts = {"rows": len(side.table.rows), "shown": len(side.shown.rows)}
+    return {"name": side.name, "roots": side.roots} | counts
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python launch/report.py",
+        description="Write runs, ours and the original's, as one HTML file that opens offline.",
+    )
+    parser.add_argument("runs", nargs="+", help="run folders, or files of rows")
+    parser.add_argument("--compare", nargs="+", metavar="RUN", help="a second run, side by side")
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
+    parser.add_argument("--title", default="Rethink report")
+    shown = f"rows of each run in the sample browser, {SHOWN_ROWS} unless said; numbers use all rows"
+    parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help=shown)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the report. Returns the exit status."""
+    options = parse(arguments)
+    try:
+        require(options.rows >= 0, "--rows", "be 0 or more", options.rows)
+        groups = [options.runs] + ([options.compare] if options.compare else [])
+        sides = [read(number, roots, options.rows) for number, roots in enumerate(groups)]
+        size = report_file.write(options.output, options.title, Pieces(sides))
+    except (SpecError, StoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.output}: {size / 1e6:.1f} MB, opens in a browser without a network")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

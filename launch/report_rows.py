@@ -1,0 +1,165 @@
+"""One row -> what the report page shows of it: a line of its index, its texts, its token series."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.markers import PATTERNS
+from pipeline.passes import TAGS, THINK_BLOCK
+from pipeline.rows import Row
+
+Fields = Mapping[str, Any]
+TITLE_CHARS = 160
+# Shown in places of their own, or too long for a table of fields.
+SHOWN_ELSEWHERE = ("output", "prev_output", "reconsider_context", "reconsider_excerpt", "cue_text")
+LETTERED = re.compile(r"pass2[a-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row in three pieces, from the one that is always loaded to the one that seldom is."""
+
+    line: dict[str, Any]
+    texts: dict[str, Any]
+    tokens: list[dict[str, Any] | None]
+
+
+def passes_of(row: Row) -> list[tuple[str, Fields]]:
+    """The passes of a row, pass 1 first. A `pass2` that repeats a lettered pass is left out."""
+    lettered = [name for name in sorted(row) if LETTERED.fullmatch(name) and row[name]]
+    found = [(name, row[name]) for name in ["pass1", *lettered] if row.get(name)]
+    last = row.get("pass2")
+    if last and not any(last.get("output") == row[name].get("output") for name in lettered):
+        found.append(("pass2", last))
+    return found
+
+
+def pack(row: Row) -> Packed:
+    """Pack one row. Fields that are missing stay missing; none is made up."""
+    passes = passes_of(row)
+    question = str(row.get("problem") or "")
+    line = {
+        "task": row.get("task"),
+        "step": row.get("step"),
+        "temperature": row.get("temperature"),
+        "example": str(row.get("example_id") or question[:TITLE_CHARS]),
+        "sample": row.get("sample_idx"),
+        "title": " ".join(question.split())[:TITLE_CHARS],
+        "passes": [_line(name, fields) for name, fields in passes],
+    }
+    texts = {
+        "problem": question,
+        "gold": row.get("gold_answer"),
+        "golds": row.get("gold_answer_canon_set"),
+        "board": row.get("board"),
+        "fields": _scalars(row, ("problem", "gold_answer", "board")),
+        "passes": [_texts(name, fields) for name, fields in passes],
+    }
+    return Packed(line, texts, [_tokens(fields) for _, fields in passes])
+
+
+def _line(name: str, fields: Fields) -> dict[str, Any]:
+    """What lists and filters need of a pass."""
+    return {
+        "cue": None if name == "pass1" else label(name, fields),
+        "right": fields.get("is_correct_pred"),
+        "entropy": rounded(fields.get("entropy")),
+        "tokens": fields.get("tokens_total"),
+        "answer": str(fields.get("pred_answer") or "")[:TITLE_CHARS],
+    }
+
+
+def label(name: str, fields: Fields) -> str:
+    """What a later pass is called: its cue's name, else its own in the row."""
+    return str(fields.get("cue") or name)
+
+
+def rounded(value: Any) -> float | None:
+    """A number as short as the page needs it."""
+    return round(float(value), 4) if isinstance(value, int | float) else None
+
+
+def _texts(name: str, fields: Fields) -> dict[str, Any]:
+    """A pass's output, where its parts, its cue and its markers lie in it, and its other fields."""
+    output = str(fields.get("output") or "")
+    segments: dict[str, Sequence[int]] = fields.get("segments") or {}
+    start, end = think_span(output, segments)
+    cue = cue_span(fields, segments, start)
+    return {
+        "name": name,
+        "output": output,
+        "answer_at": answer_start(output, end),
+        "tags": [list(match.span()) for match in TAGS.finditer(output)],
+        "cue_text": fields.get("cue_text"),
+        "cue": cue,
+        "marks": list(markers(output[start:end], start, cue[1] - start if cue else 0)),
+        "fields": _scalars(fields, SHOWN_ELSEWHERE),
+    }
+
+
+def think_span(output: str, segments: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+    """Where the reasoning lies: after its tag to the end of its phase, else a block, else all."""
+    if "think" in segments:
+        opening = output.lower().find("<think>")
+        return opening + len("<think>"), segments["think"][1]
+    block = THINK_BLOCK.search(output)
+    return block.span(1) if block else (0, len(output))
+
+
+def answer_start(output: str, think_end: int) -> int | None:
+    """Where the answer block opens; None without one."""
+    at = output.lower().find("<answer>", think_end)
+    return at if at >= 0 else None
+
+
+def cue_span(
+    fields: Fields, segments: Mapping[str, Sequence[int]], start: int
+) -> list[int] | None:
+    """Where the injected cue stands at the start of the reasoning."""
+    text = str(fields.get("cue_text") or "")
+    if not text:
+        return None
+    if "think" in segments and fields.get("cue_prefilled", True):
+        return [start, max(start, segments["think"][0])]
+    found = str(fields.get("output") or "").startswith(text, start)
+    return [start, start + len(text)] if found else None
+
+
+def markers(think: str, base: int, skip: int) -> Iterator[list[Any]]:
+    """`[name, begin, end]` of the first place of each reconsideration marker, in the output."""
+    for name, pattern in PATTERNS:
+        match = pattern.search(think, max(skip, 0))
+        if match:
+            yield [name, base + match.start(), base + match.end()]
+
+
+def _scalars(fields: Fields, without: Sequence[str]) -> dict[str, Any]:
+    """Fields that fit a table: everything but passes, arrays of numbers and long texts."""
+    names = [n for n in fields if n not in without and not re.fullmatch("pass[12][a-z]?", n)]
+    return {name: fields[name] for name in names if not _numbers(fields[name])}
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 8 and not isinstance(value[0], str)
+
+
+def _tokens(fields: Fields) -> dict[str, Any] | None:
+    """Token series in thousandths (nats), and where each token ends; None where none are kept."""
+    ends, entropies = fields.get("token_ends"), fields.get("entropies")
+    segments = fields.get("segments") or {}
+    if not ends or not entropies or len(ends) != len(entropies):
+        return None
+    counts = [fields.get(f"tokens_{name}", len(ends)) for name in segments]
+    return {
+        "ends": [b - a for a, b in zip([0, *ends], ends, strict=False)],
+        "entropy": thousandths(entropies),
+        "logprob": thousandths(fields.get("logprobs") or []),
+        "phases": [[n, span[0]] for n, span in zip(counts, segments.values(), strict=True)],
+    }
+
+
+def thousandths(values: Sequence[float | None]) -> list[int | None]:
+    """Numbers as integers of a thousandth; what is missing or not finite stays missing."""
+    return [round(v * 1000) if v is not None and math.isfinite(v) else None for v in values]

@@ -1,0 +1,160 @@
+"""What the report's file holds; how it looks and acts is tested in tests/browser."""
+
+import base64
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from launch import report, report_charts, report_file
+from launch.report_rows import pack, passes_of
+from launch.report_runs import difference, flat
+from pipeline.passes import Keep, build_pass
+from pipeline.protocols import Cue, Example
+from tests.browser.runs import CUES, HOSTILE, PHASES, generation, write_run
+
+PIECE = re.compile(r'<script type="text/plain" id="piece-([\w-]+)">([A-Za-z0-9+/=]*)</script>')
+
+
+def unpacked(page: Path) -> dict[str, Any]:
+    """The data pieces of a report, as the page unpacks them."""
+    texts = {name: gzip.decompress(base64.b64decode(data)) for name, data in PIECE.findall(page.read_text())}
+    libraries = ("plotly", "katex", "katex-style")
+    return {n: t.decode() if n in libraries else json.loads(t) for n, t in texts.items()}
+
+
+def a_pass(words: str, cue: Cue | None) -> dict[str, Any]:
+    draw = random.Random(1)
+    parts = [generation(draw, words.split(), 1.0), generation(draw, ["7"], 1.0)]
+    return build_pass(Example("e", "q"), PHASES, parts, cue, Keep())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    write_run(root / "ours", 20, 2, seed=1)
+    write_run(root / "theirs", 20, 2, seed=2)
+    return root
+
+
+def test_the_file_is_self_contained_and_hostile_text_cannot_end_its_scripts(written: Path) -> None:
+    page = written / "report.html"
+    title = "<b>mine</b> & </title><script>"
+    assert report.main([str(written / "ours"), "-o", str(page), "--title", title]) == 0
+    text = page.read_text()
+    assert HOSTILE not in text and "<b>mine" not in text
+    outside = PIECE.sub("", text)
+    assert outside.count("<script") == outside.count("</script") == 1
+    assert not re.search(r"""(?:src|href)=["'](?!#)|@import|url\((?!data:)""", outside)
+    pieces = unpacked(page)
+    assert "url(fonts" not in pieces["katex-style"] and "Plotly" in pieces["plotly"]
+    outputs = [p["output"] for row in pieces["texts-0"] for p in row["passes"]]
+    assert any(HOSTILE in output for output in outputs)
+    assert {notice["name"] for notice in pieces["index"]["licences"]} == {"plotly.js", "KaTeX"}
+    assert all("Permission is hereby granted" in n["text"] for n in pieces["index"]["licences"])
+
+
+def test_every_row_and_its_prompt_is_in_the_pieces(written: Path) -> None:
+    page = written / "report.html"
+    assert report.main([str(written / "ours"), "-o", str(page)]) == 0
+    pieces = unpacked(page)
+    rows, chunk = pieces["index"]["rows"], pieces["index"]["chunk"]
+    assert len(rows) == 160 and "texts-2" in pieces and "texts-3" not in pieces
+    for number, row in enumerate(rows):
+        texts = pieces[f"texts-{number // chunk}"][number % chunk]
+        tokens = pieces[f"tokens-{number // chunk}"][number % chunk]
+        assert len(row["passes"]) == len(texts["passes"]) == len(tokens) == 3
+        messages = pieces["prompts"]["prompts"][row["prompt"]]
+        said = [(role, "".join(pieces["prompts"]["texts"][t] for t in ts)) for role, *ts in messages]
+        assert said == [("system", "You are careful."), ("user", f"Problem: {texts['problem']}")]
+
+
+def test_fewer_rows_keep_the_same_examples_of_both_runs(written: Path) -> None:
+    page = written / "report.html"
+    runs = [str(written / "ours"), "--compare", str(written / "theirs")]
+    assert report.main([*runs, "-o", str(page), "--rows", "40"]) == 0
+    index = unpacked(page)["index"]
+    shown = [{(r["example"], r["sample"], r["step"]) for r in index["rows"] if r["run"] == n} for n in (0, 1)]
+    assert shown[0] == shown[1] and len(shown[0]) == 40
+    assert [run["rows"] for run in index["runs"]] == [160, 160]
+    assert sum(p["rows"] for p in index["charts"]["points"] if p["place"] == [] and p["run"] == 1) == 480
+
+
+def test_tokens_cue_and_markers_lie_where_the_page_looks_for_them() -> None:
+    cue = CUES[0]
+    fields = a_pass("wait, let me reconsider 🙂 this", cue)
+    packed = pack({"problem": "q", "pass1": a_pass("one two", None), "pass2": fields})
+    texts, series = packed.texts["passes"][1], packed.tokens[1]
+    output = texts["output"]
+    assert output[slice(*texts["cue"])] == "Wait, let me reconsider. "
+    names = {name: output[begin:end] for name, begin, end in texts["marks"]}
+    assert names["reconsider_exact"] == "wait, let me reconsider"
+    assert [output[slice(*tag)] for tag in texts["tags"]] == ["<think>", "</think>", "<answer>", "</answer>"]
+    assert output[texts["answer_at"] :] == "<answer>7</answer>"
+    assert series is not None
+    ends = [sum(series["ends"][: i + 1]) for i in range(len(series["ends"]))]
+    (count, begin), (_, answer) = series["phases"]
+    starts = [begin, *ends[: count - 1], answer]
+    tokens = [output[a:b] for a, b in zip(starts, ends, strict=True)]
+    assert tokens == ["wait,", " let", " me", " reconsider", " 🙂", " this", "7"]
+    assert series["entropy"] == [round(1000 * e) for e in fields["entropies"]]
+
+
+def test_a_row_of_the_original_keeps_what_it_has() -> None:
+    first = {"output": "<think>a</think><answer>4</answer>", "is_correct_pred": True, "entropy": 0.5}
+    again = first | {"output": "<think>b</think><answer>5</answer>", "unknown_v1": True}
+    row = {"problem": "2+2", "pass1": first, "pass2a": first, "pass2": again, "pass2c": again}
+    assert [name for name, _ in passes_of(row)] == ["pass1", "pass2a", "pass2c"]
+    packed = pack(row)
+    assert packed.line["example"] == "2+2" and packed.tokens == [None, None, None]
+    assert packed.texts["passes"][2]["fields"]["unknown_v1"] is True
+    assert packed.texts["passes"][0]["cue"] is None
+
+
+def test_flips_and_clustered_errors_are_those_worked_out_by_hand() -> None:
+    verdicts = {"pass 1": [1, 1, 0, 0, 0], "wait": [1, 0, 1, 1, float("nan")]}
+    lines = [
+        {"task": "t", "step": 0, "temperature": 0.3, "row": i, "example": i // 2, "label": label, "correct": v, "entropy": 0.25}
+        for label, values in verdicts.items()
+        for i, v in enumerate(values)
+    ]
+    frame = pd.DataFrame(lines)
+    (flip,) = report_charts.flips(frame)
+    assert {k: flip[k] for k in ("stayed_right", "right_to_wrong", "wrong_to_right", "stayed_wrong")} == {
+        "stayed_right": 1, "right_to_wrong": 1, "wrong_to_right": 2, "stayed_wrong": 0
+    }  # fmt: skip
+    bins = [h for h in report_charts.histograms(frame) if h["label"] == "pass 1"]
+    assert {(h["right"], sum(h["counts"])) for h in bins} == {(True, 2), (False, 3)}
+
+
+def test_configs_are_compared_key_by_key() -> None:
+    ours = {key: [value] for key, value in flat({"run": {"seed": 1, "cue": {}}, "a": [1]}).items()}
+    theirs = {key: [value] for key, value in flat({"run": {"seed": 2, "cue": {}}, "b": None}).items()}
+    differs = [item["key"] for item in difference(ours, theirs) if not item["same"]]
+    assert differs == ["run.seed", "a", "b"]
+
+
+def test_what_cannot_be_read_ends_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(tmp_path / "nothing"), "-o", str(tmp_path / "r.html")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_task_outside_this_repository_is_not_loaded(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", 2, 1)
+    for path in (tmp_path / "run").rglob("run.json"):
+        path.write_text(path.read_text().replace("components.tasks.mathematics.Mathematics", "os.system"))
+    assert report.main([str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]) == 0
+    index = unpacked(tmp_path / "r.html")["index"]
+    assert all(row["prompt"] is None for row in index["rows"])
+    assert any("names no task of this repository" in note for note in index["notes"])
+
+
+def test_every_script_and_style_of_the_page_is_in_the_file() -> None:
+    files = {path.name for path in report_file.PAGE.iterdir() if path.suffix in (".js", ".css")}
+    assert files == {*report_file.SCRIPTS, *report_file.STYLES}
