@@ -2,14 +2,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-EXTRAS := dev,gateway,stats
+EXTRAS := dev,gateway,stats,report,browser
 
 # Idle OpenMP threads that spin slow everything beside them down.
 export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check golden
+.PHONY: help install demo test test-browser check golden
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ demo: $(STAMP)  ## run 8 math problems x 2 samples on the embedded model, with a
 
 test: check  ## check, then run every test
 	$(BIN)/python -m pytest
+
+test-browser: $(STAMP)  ## the HTML report in headless Chromium, installed from Debian's packages if missing
+	@command -v chromium chromedriver >/dev/null || \
+		{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; }
+	$(BIN)/python -m pytest tests/browser
 
 check: $(STAMP)  ## formatting, lints and types
 	$(BIN)/ruff format --check .

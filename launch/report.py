@@ -1,4 +1,4 @@
-"""The report: `python launch/report.py outputs/... [--compare RUN] -o report.html`, one HTML file."""
+"""One HTML file: `python launch/report.py outputs/... [--compare RUN] -o report.html`."""
 
 import argparse
 import sys
@@ -20,6 +20,7 @@ from pipeline.table import Table, load
 
 CHUNK = 64  # rows per piece of the page's data
 SHOWN_ROWS = 5000
+MADE = {"points": charts.points, "histograms": charts.histograms, "flips": charts.flips}
 
 
 @dataclass(slots=True)
@@ -50,16 +51,8 @@ def read(number: int, roots: Sequence[str], limit: int) -> Side:
     return Side(number, ", ".join(Path(root).name for root in roots), list(roots), table, shown)
 
 
-def frame(table: Table) -> pd.DataFrame:
-    """Passes with their row's place and `label`: pass 1, or the cue."""
-    found = table.joined()
-    first = found["pass"] == "pass1"
-    found["label"] = found["cue"].astype(object).where(~first, charts.FIRST)
-    return found
-
-
 class Pieces:
-    """The data of a report: an index that is always loaded, the rest in pieces loaded when needed."""
+    """The data of a report: an index that is always loaded, the rest loaded when needed."""
 
     def __init__(self, sides: Sequence[Side]) -> None:
         self.sides = sides
@@ -100,24 +93,20 @@ class Pieces:
         tokens.clear()
 
     def _index(self) -> dict[str, Any]:
-        frames = [frame(side.table) for side in self.sides]
+        named = [(side.name, charts.labelled(side.table)) for side in self.sides]
         found: dict[str, list[Any]] = {"points": [], "histograms": [], "flips": []}
-        lines: list[list[Any]] = []
-        for side, passes in zip(self.sides, frames, strict=True):
-            points = charts.points(passes)
-            run = {"run": side.number}
-            found["points"] += [run | point for point in points]
-            found["histograms"] += [run | item for item in charts.histograms(passes)]
-            found["flips"] += [run | item for item in charts.flips(passes)]
-            lines += charts.lines(points, side.name)
+        for number, (_, table) in enumerate(named):
+            for name, make in MADE.items():
+                found[name] += [line | {"run": number} for line in make(table)]
         own = [configs(side.folders) for side in self.sides]
+        labels = dict.fromkeys(label for _, table in named for label in charts.labels(table))
         return {
             "runs": [_about(side) for side in self.sides],
-            "passes": charts.labels(pd.concat(frames)),
+            "passes": list(labels),
             "chunk": CHUNK,
             "rows": self.lines,
             "charts": found,
-            "tables": [{"title": "By task, step and temperature", "columns": charts.COLUMNS, "rows": lines}],
+            "tables": list(charts.tables(named)),
             "configs": difference(own[0], own[-1]),
             "notes": self._notes(),
             "licences": report_file.licences(),
@@ -127,9 +116,13 @@ class Pieces:
         notes = []
         for side in self.sides:
             if side.table.broken:
-                notes.append(f"{side.name}: {side.table.broken} lines are no rows and were left out.")
+                notes.append(
+                    f"{side.name}: {side.table.broken} lines are no rows and were left out."
+                )
             if side.table.superseded:
-                notes.append(f"{side.name}: {side.table.superseded} lines were replaced by later ones.")
+                notes.append(
+                    f"{side.name}: {side.table.superseded} lines were replaced by later ones."
+                )
         refused = self.prompts.refused.items()
         return notes + [f"{folder}: no prompts are shown: {why}" for folder, why in refused]
 
@@ -149,7 +142,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--compare", nargs="+", metavar="RUN", help="a second run, side by side")
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     parser.add_argument("--title", default="Rethink report")
-    shown = f"rows of each run in the sample browser, {SHOWN_ROWS} unless said; numbers use all rows"
+    shown = (
+        f"rows of each run in the sample browser, {SHOWN_ROWS} unless said; numbers use all rows"
+    )
     parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help=shown)
     return parser.parse_args(arguments)
 

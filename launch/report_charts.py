@@ -1,130 +1,179 @@
-"""A frame of passes -> the numbers behind the report's plots and tables.
-
-The frame has one line per pass, as `Table.joined` makes it, and `label`: `pass 1` or the cue.
-"""
+"""A table of rows -> the numbers that the report plots and lists; every estimate is pipeline's."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from pipeline import estimates, summary
+from pipeline.at_k import at_k
+from pipeline.table import POINT, Table
+
 FIRST = "pass 1"
-COLUMNS = ("run", "task", "step", "T", "pass", "rows", "accuracy %", "SE", "entropy (nats)", "SE")
-BIN = 0.1  # nats
-TOP = 6.0
+PLACE = ("step", "temperature")
+BIN, TOP = 0.1, 6.0  # nats, of histograms
+ABOUT_ERRORS = "± is the standard error, samples of one example counted as one cluster."
+# Shares, shown as percentages: with their errors, and on their own.
+SHARES = (
+    *("accuracy", "accuracy_with", "accuracy_without", "share", "change"),
+    *("avg_at_k", "pass_at_k", "maj_at_k"),
+)
+RATES = ("improved", "no_answer", "truncated", "tag_violations", "marked")
+S0_NOTE = "Percentages and entropies as seed S0 defined them: S per sample, E per example."
+Line = dict[str, Any]
 
 
-def points(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Means with standard errors per task and pass: at each step and temperature, and pooled.
+def labelled(table: Table) -> Table:
+    """The table with passes named as a report names them: `pass 1`, and cues."""
+    passes = table.passes
+    first = passes["pass"] == "pass1"
+    named = passes.assign(cue=passes["cue"].astype(object).where(~first, FIRST))
+    later = pd.Categorical.from_codes((~first).astype(int), ["pass1", "pass2"])
+    named["pass"] = later
+    return Table(table.files, table.rows, named, table.broken, table.superseded)
 
-    `place` names what a point is at; over the rest it is pooled.
+
+def pooled(table: Table, kept: Sequence[str]) -> Table:
+    """The table as if its rows differed, of the columns of a point, in those of `kept` alone."""
+    rows = table.rows.assign(**{name: "" for name in POINT if name not in kept})
+    return Table(table.files, rows, table.passes, table.broken, table.superseded)
+
+
+def points(table: Table) -> list[Line]:
+    """Accuracy and entropy with errors: at each step and temperature, and pooled over either.
+
+    `place` names what a point is at.
     """
-    found = []
-    order = {label: number for number, label in enumerate(labels(frame))}
-    for by in (["step", "temperature"], ["step"], ["temperature"], []):
-        keys = ["task", "label", *by]
-        for values, group in frame.groupby(keys, observed=True, dropna=False):
-            point = {"step": None, "temperature": None} | dict(zip(keys, values, strict=True))
-            point |= _mean("accuracy", group["correct"], group["example"])
-            point |= _mean("entropy", group["entropy"], group["example"])
-            found.append(_plain(point | {"rows": len(group)}) | {"place": by})
-    return sorted(found, key=lambda point: [str(point["task"]), *_place(point), order[point["label"]]])
+    found: list[Line] = []
+    for place in (PLACE, PLACE[:1], PLACE[1:], ()):
+        frame = estimates.accuracy(pooled(table, ["task", "model", *place]))
+        for line in plain(frame):
+            line |= {"place": list(place), "rows": line["entropy_rows"] or line["accuracy_rows"]}
+            found.append(_named(line))
+    return found
 
 
-def _place(point: dict[str, Any]) -> list[float]:
-    return [-1.0 if point[name] is None else point[name] for name in ("step", "temperature")]
+def flips(table: Table) -> list[Line]:
+    """What became of right and wrong rows under each cue, over all steps and temperatures."""
+    return [_named(line) for line in plain(estimates.flips(pooled(table, ["task", "model"])))]
 
 
-def _mean(name: str, values: "pd.Series[float]", clusters: "pd.Series[Any]") -> dict[str, Any]:
-    known = values.notna()
-    mean, error = clustered(values[known].to_numpy(float), clusters[known])
-    return {name: mean, f"{name}_se": error}
-
-
-def clustered(values: Any, clusters: "pd.Series[Any]") -> tuple[float | None, float | None]:
-    """Mean and its standard error, samples of one example being one cluster."""
-    if not len(values):
-        return None, None
-    mean = float(values.mean())
-    sums = pd.Series(values - mean).groupby(pd.factorize(clusters)[0]).sum()
-    if len(sums) < 2:
-        return mean, None
-    scale = len(sums) / (len(sums) - 1)
-    return mean, math.sqrt(scale * float((sums**2).sum())) / len(values)
-
-
-def histograms(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def histograms(table: Table) -> list[Line]:
     """Counts of rows by their mean entropy, right and wrong ones apart."""
     found = []
-    edges = np.arange(0, TOP + BIN, BIN)
-    keys = ["task", "label", "correct"]
-    for values, group in frame.groupby(keys, observed=True, dropna=False):
-        task, label, correct = values
+    edges = np.arange(0, TOP + BIN / 2, BIN)
+    keys = ["task", "model", "cue", "correct"]
+    for values, group in table.joined().groupby(keys, observed=True, dropna=False):
         counts, _ = np.histogram(group["entropy"].dropna().clip(upper=TOP - BIN / 2), edges)
-        if not counts.any():
-            continue
-        right = None if pd.isna(correct) else bool(correct)
-        last = int(np.flatnonzero(counts)[-1]) + 1
-        counted = {"right": right, "width": BIN, "counts": counts[:last].tolist()}
-        found.append(_plain({"task": task, "label": label}) | counted)
+        if counts.any():
+            line = _cells(dict(zip(keys, values, strict=True)))
+            right = None if line["correct"] is None else bool(line["correct"])
+            last = int(np.flatnonzero(counts)[-1]) + 1
+            counted = {"right": right, "width": BIN, "counts": counts[:last].tolist()}
+            found.append(_named(line) | counted)
     return found
 
 
-def flips(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """How verdicts changed from pass 1 to each later pass of the same row."""
-    first = frame[frame["label"] == FIRST].set_index("row")["correct"]
-    later = frame[frame["label"] != FIRST]
-    found = []
-    for values, group in later.groupby(["task", "label"], observed=True, dropna=False):
-        before = first.reindex(group["row"]).to_numpy(float)
-        after = group["correct"].to_numpy(float)
-        known = ~(np.isnan(before) | np.isnan(after))
-        if known.any():
-            counts = _changes(before[known] > 0, after[known] > 0)
-            keys = dict(zip(("task", "label"), values, strict=True))
-            found.append(_plain(keys) | counts)
-    return found
-
-
-def _changes(before: Any, after: Any) -> dict[str, int]:
-    return {
-        "stayed_right": int((before & after).sum()),
-        "right_to_wrong": int((before & ~after).sum()),
-        "wrong_to_right": int((~before & after).sum()),
-        "stayed_wrong": int((~before & ~after).sum()),
-    }
-
-
-def labels(frame: pd.DataFrame) -> list[str]:
-    """The passes that occur, pass 1 first, cues in the order of rows."""
-    found = list(dict.fromkeys(frame["label"]))
+def labels(table: Table) -> list[str]:
+    """The passes that occur: pass 1, then cues in the order of rows."""
+    found = [str(label) for label in dict.fromkeys(table.passes["cue"])]
     return sorted(found, key=lambda label: label != FIRST)
 
 
-def lines(found: Sequence[dict[str, Any]], name: str) -> list[list[Any]]:
-    """Points at a step and a temperature as lines of a table, see `COLUMNS`."""
-    table = []
-    for point in found:
-        if point["place"] == ["step", "temperature"]:
-            percents = [_percent(point["accuracy"]), _percent(point["accuracy_se"])]
-            place = [name, point["task"], point["step"], point["temperature"], point["label"]]
-            table.append(
-                [*place, point["rows"], *percents, point["entropy"], point["entropy_se"]]
-            )
-    return table
+def tables(named: Sequence[tuple[str, Table]]) -> Iterator[Line]:
+    """Every table of the report, over all its runs."""
+    kept = [name for name in POINT if _tells(named, name) or name == "task"]
+    for title, about, make in (
+        ("Passes", ABOUT_ERRORS, passes),
+        ("avg@k, pass@k, maj@k", "Of k samples: the mean, any right, the majority right.", at_k),
+        ("Flips", "Pass 1 before, each cue after, with McNemar's exact p.", estimates.flips),
+        ("Entropy and success", _ODDS, estimates.entropy_odds),
+        ("Accuracy by entropy quartile", ABOUT_ERRORS, estimates.entropy_quartiles),
+        ("Spontaneous shifts in pass 1", "Found by words, or by a judge.", estimates.shifts),
+        ("Seed S0's table", S0_NOTE, _s0),
+    ):
+        frames = [make(table).assign(side=name) for name, table in named]
+        frame = pd.concat([frame for frame in frames if len(frame)] or frames[:1])
+        sides = ["side"] if len(named) > 1 else []
+        yield {"title": title, "about": about} | shown(frame, [*sides, *kept])
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else round(100 * share, 2)
+_ODDS = "Odds ratio of success in pass 2 per standard deviation of pass-1 entropy."
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as Python's own, NaN as None."""
+def passes(table: Table) -> pd.DataFrame:
+    """Means of every pass, with the errors of accuracy and entropy."""
+    keys = [*POINT, "pass", "cue"]
+    errors = estimates.accuracy(table)[[*keys, "accuracy_se", "entropy_se"]]
+    means = summary.passes(table, keys)
+    return means.merge(errors, on=keys, how="left", validate="one_to_one")
+
+
+def _s0(table: Table) -> pd.DataFrame:
+    return summary.steps(table, ("run", "step"))
+
+
+def _tells(named: Sequence[tuple[str, Table]], column: str) -> bool:
+    """Whether a column varies; a run's name only where nothing else tells its points apart."""
+    rest = [name for name in POINT if name != "run"]
+    if column == "run":
+        return any(
+            len(table.rows[rest].drop_duplicates()) < len(table.rows[POINT].drop_duplicates())
+            for _, table in named
+        )
+    return len({value for _, t in named for value in t.rows[column].dropna().unique()}) > 1
+
+
+def shown(frame: pd.DataFrame, kept: Sequence[str]) -> Line:
+    """A frame as people read it: columns that say nothing left out, values beside their errors."""
+    hidden = {"pass", "control", *(name for name in [*POINT, "side"] if name not in kept)}
+    hidden |= {name for name in frame if name.endswith("_se")}
+    names = [
+        str(n) for n in frame if n not in hidden and not (frame[n].isna() | (frame[n] == "")).all()
+    ]
+    names.sort(key=lambda name: [*kept, name].index(name) if name in kept else len(kept))
+    lines = [[_cell(line, name) for name in names] for line in plain(frame)]
+    return {"columns": [_heading(name) for name in names], "rows": lines}
+
+
+def _heading(name: str) -> str:
+    text = {"cue": "pass", "side": "report", "p_exact": "p (exact)"}.get(
+        name, name.replace("_", " ")
+    )
+    return f"{text} %" if name in SHARES + RATES else text
+
+
+def _cell(line: Line, name: str) -> Any:
+    value, error = line[name], line.get(f"{name}_se")
+    if value is None or not isinstance(value, int | float):
+        return value
+    factor = 100 if name in SHARES + RATES else 1
+    if f"{name}_se" not in line:
+        return value if isinstance(value, int) else float(f"{factor * value:.4g}")
+    digits = 1 if factor == 100 else 3
+    around = "" if error is None else f" ± {factor * error:.{digits}f}"
+    return f"{factor * value:.{digits}f}{around}"
+
+
+def _named(line: Line) -> Line:
+    """`group`: the task, with its model; `label`: pass 1 or the cue."""
+    parts = [line["task"], line["model"]]
+    group = " · ".join(str(part) for part in parts if part not in (None, ""))
+    return line | {"group": group or "all rows", "label": line["cue"]}
+
+
+def plain(frame: pd.DataFrame) -> Iterator[Line]:
+    """Lines of a frame with Python's own numbers; what is missing is None."""
+    for line in frame.to_dict("records"):
+        yield _cells({str(name): value for name, value in line.items()})
+
+
+def _cells(line: Line) -> Line:
     found = {}
-    for name, value in values.items():
-        plain = value.item() if isinstance(value, np.generic) else value
-        missing = isinstance(plain, float) and math.isnan(plain)
-        found[name] = None if missing or plain is pd.NA else plain
+    for name, value in line.items():
+        item = value.item() if isinstance(value, np.generic) else value
+        missing = item is pd.NA or (isinstance(item, float) and not math.isfinite(item))
+        found[name] = None if missing else item
     return found

@@ -5,6 +5,7 @@ import gzip
 import html
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def piece(value: object) -> bytes:
     return gzip.compress(text.encode("ascii"), 6, mtime=0)
 
 
+@cache
 def libraries() -> dict[str, bytes]:
     """The charting and formula libraries, gzipped; unpacked by the page when first needed.
 

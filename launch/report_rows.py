@@ -114,9 +114,7 @@ def answer_start(output: str, think_end: int) -> int | None:
     return at if at >= 0 else None
 
 
-def cue_span(
-    fields: Fields, segments: Mapping[str, Sequence[int]], start: int
-) -> list[int] | None:
+def cue_span(fields: Fields, segments: Mapping[str, Sequence[int]], start: int) -> list[int] | None:
     """Where the injected cue stands at the start of the reasoning."""
     text = str(fields.get("cue_text") or "")
     if not text:

@@ -11,7 +11,9 @@ from pipeline.protocols import Example, Task
 from pipeline.rows import Row
 from pipeline.spec import SpecError
 
-OWN_TASKS = "components.tasks."  # a record names a class; only our own are loaded to ask for prompts
+OWN_TASKS = (
+    "components.tasks."  # a record names a class; only our own are loaded to ask for prompts
+)
 NOT_SHOWN = ("sampling", "attempts", "overrides")
 Flat = dict[str, Any]
 
@@ -60,7 +62,12 @@ def difference(
     """Every key of either side; `same` where both have the same values."""
     keys = [*ours, *(key for key in theirs if key not in ours)]
     return [
-        {"key": k, "a": ours.get(k, []), "b": theirs.get(k, []), "same": ours.get(k) == theirs.get(k)}
+        {
+            "key": k,
+            "a": ours.get(k, []),
+            "b": theirs.get(k, []),
+            "same": ours.get(k) == theirs.get(k),
+        }
         for k in keys
     ]
 

@@ -8,14 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from launch import report, report_charts, report_file
+from launch import report, report_file
 from launch.report_rows import pack, passes_of
 from launch.report_runs import difference, flat
 from pipeline.passes import Keep, build_pass
 from pipeline.protocols import Cue, Example
+from pipeline.rows import encode
 from tests.browser.runs import CUES, HOSTILE, PHASES, generation, write_run
 
 PIECE = re.compile(r'<script type="text/plain" id="piece-([\w-]+)">([A-Za-z0-9+/=]*)</script>')
@@ -23,7 +23,10 @@ PIECE = re.compile(r'<script type="text/plain" id="piece-([\w-]+)">([A-Za-z0-9+/
 
 def unpacked(page: Path) -> dict[str, Any]:
     """The data pieces of a report, as the page unpacks them."""
-    texts = {name: gzip.decompress(base64.b64decode(data)) for name, data in PIECE.findall(page.read_text())}
+    texts = {
+        name: gzip.decompress(base64.b64decode(data))
+        for name, data in PIECE.findall(page.read_text())
+    }
     libraries = ("plotly", "katex", "katex-style")
     return {n: t.decode() if n in libraries else json.loads(t) for n, t in texts.items()}
 
@@ -70,7 +73,9 @@ def test_every_row_and_its_prompt_is_in_the_pieces(written: Path) -> None:
         tokens = pieces[f"tokens-{number // chunk}"][number % chunk]
         assert len(row["passes"]) == len(texts["passes"]) == len(tokens) == 3
         messages = pieces["prompts"]["prompts"][row["prompt"]]
-        said = [(role, "".join(pieces["prompts"]["texts"][t] for t in ts)) for role, *ts in messages]
+        said = [
+            (role, "".join(pieces["prompts"]["texts"][t] for t in ts)) for role, *ts in messages
+        ]
         assert said == [("system", "You are careful."), ("user", f"Problem: {texts['problem']}")]
 
 
@@ -79,10 +84,20 @@ def test_fewer_rows_keep_the_same_examples_of_both_runs(written: Path) -> None:
     runs = [str(written / "ours"), "--compare", str(written / "theirs")]
     assert report.main([*runs, "-o", str(page), "--rows", "40"]) == 0
     index = unpacked(page)["index"]
-    shown = [{(r["example"], r["sample"], r["step"]) for r in index["rows"] if r["run"] == n} for n in (0, 1)]
+    shown = [
+        {
+            tuple(r[name] for name in ("example", "sample", "step", "temperature"))
+            for r in index["rows"]
+            if r["run"] == n
+        }
+        for n in (0, 1)
+    ]
     assert shown[0] == shown[1] and len(shown[0]) == 40
     assert [run["rows"] for run in index["runs"]] == [160, 160]
-    assert sum(p["rows"] for p in index["charts"]["points"] if p["place"] == [] and p["run"] == 1) == 480
+    assert (
+        sum(p["rows"] for p in index["charts"]["points"] if p["place"] == [] and p["run"] == 1)
+        == 480
+    )
 
 
 def test_tokens_cue_and_markers_lie_where_the_page_looks_for_them() -> None:
@@ -94,7 +109,12 @@ def test_tokens_cue_and_markers_lie_where_the_page_looks_for_them() -> None:
     assert output[slice(*texts["cue"])] == "Wait, let me reconsider. "
     names = {name: output[begin:end] for name, begin, end in texts["marks"]}
     assert names["reconsider_exact"] == "wait, let me reconsider"
-    assert [output[slice(*tag)] for tag in texts["tags"]] == ["<think>", "</think>", "<answer>", "</answer>"]
+    assert [output[slice(*tag)] for tag in texts["tags"]] == [
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+    ]
     assert output[texts["answer_at"] :] == "<answer>7</answer>"
     assert series is not None
     ends = [sum(series["ends"][: i + 1]) for i in range(len(series["ends"]))]
@@ -106,7 +126,11 @@ def test_tokens_cue_and_markers_lie_where_the_page_looks_for_them() -> None:
 
 
 def test_a_row_of_the_original_keeps_what_it_has() -> None:
-    first = {"output": "<think>a</think><answer>4</answer>", "is_correct_pred": True, "entropy": 0.5}
+    first = {
+        "output": "<think>a</think><answer>4</answer>",
+        "is_correct_pred": True,
+        "entropy": 0.5,
+    }
     again = first | {"output": "<think>b</think><answer>5</answer>", "unknown_v1": True}
     row = {"problem": "2+2", "pass1": first, "pass2a": first, "pass2": again, "pass2c": again}
     assert [name for name, _ in passes_of(row)] == ["pass1", "pass2a", "pass2c"]
@@ -116,30 +140,44 @@ def test_a_row_of_the_original_keeps_what_it_has() -> None:
     assert packed.texts["passes"][0]["cue"] is None
 
 
-def test_flips_and_clustered_errors_are_those_worked_out_by_hand() -> None:
-    verdicts = {"pass 1": [1, 1, 0, 0, 0], "wait": [1, 0, 1, 1, float("nan")]}
-    lines = [
-        {"task": "t", "step": 0, "temperature": 0.3, "row": i, "example": i // 2, "label": label, "correct": v, "entropy": 0.25}
-        for label, values in verdicts.items()
-        for i, v in enumerate(values)
-    ]
-    frame = pd.DataFrame(lines)
-    (flip,) = report_charts.flips(frame)
-    assert {k: flip[k] for k in ("stayed_right", "right_to_wrong", "wrong_to_right", "stayed_wrong")} == {
-        "stayed_right": 1, "right_to_wrong": 1, "wrong_to_right": 2, "stayed_wrong": 0
-    }  # fmt: skip
-    bins = [h for h in report_charts.histograms(frame) if h["label"] == "pass 1"]
-    assert {(h["right"], sum(h["counts"])) for h in bins} == {(True, 2), (False, 3)}
+def test_numbers_are_over_all_rows_and_those_worked_out_by_hand(tmp_path: Path) -> None:
+    verdicts = [(True, True), (True, False), (False, True), (False, True), (False, None)]
+    file = tmp_path / "step0000_test.jsonl"
+    with file.open("wb") as out:
+        for i, (before, after) in enumerate(verdicts):
+            passes = {"pass1": {"is_correct_pred": before, "entropy": 0.25}}
+            passes["pass2"] = {"is_correct_pred": after, "entropy": 0.55, "cue": "wait"}
+            row = {"example_id": str(i // 2), "sample_idx": i % 2, "step": 0, "temperature": 0.3}
+            out.write(encode(row | {"task": "t"} | passes))
+    assert report.main([str(file), "-o", str(tmp_path / "r.html"), "--rows", "0"]) == 0
+    index = unpacked(tmp_path / "r.html")["index"]
+    assert index["rows"] == [] and index["passes"] == ["pass 1", "wait"]
+    (flip,) = index["charts"]["flips"]
+    counts = [flip[name] for name in ("right_right", "right_wrong", "wrong_right", "wrong_wrong")]
+    assert counts == [1, 1, 2, 0] and flip["p_exact"] == 1.0
+    first, second = (p for p in index["charts"]["points"] if p["place"] == [])
+    assert (first["label"], first["accuracy"], second["accuracy"]) == ("pass 1", 0.4, 0.75)
+    bins = [h for h in index["charts"]["histograms"] if h["label"] == "pass 1"]
+    assert {(h["right"], h["counts"].index(max(h["counts"])), sum(h["counts"])) for h in bins} == {
+        (True, 2, 2),
+        (False, 2, 3),
+    }
+    flips = next(table for table in index["tables"] if table["title"] == "Flips")
+    assert dict(zip(flips["columns"], flips["rows"][0], strict=True))["wrong right"] == 2
 
 
 def test_configs_are_compared_key_by_key() -> None:
     ours = {key: [value] for key, value in flat({"run": {"seed": 1, "cue": {}}, "a": [1]}).items()}
-    theirs = {key: [value] for key, value in flat({"run": {"seed": 2, "cue": {}}, "b": None}).items()}
+    theirs = {
+        key: [value] for key, value in flat({"run": {"seed": 2, "cue": {}}, "b": None}).items()
+    }
     differs = [item["key"] for item in difference(ours, theirs) if not item["same"]]
     assert differs == ["run.seed", "a", "b"]
 
 
-def test_what_cannot_be_read_ends_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_ends_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report.main([str(tmp_path / "nothing"), "-o", str(tmp_path / "r.html")]) == 2
     assert "does not exist" in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
@@ -148,7 +186,9 @@ def test_what_cannot_be_read_ends_in_a_sentence(tmp_path: Path, capsys: pytest.C
 def test_a_task_outside_this_repository_is_not_loaded(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 2, 1)
     for path in (tmp_path / "run").rglob("run.json"):
-        path.write_text(path.read_text().replace("components.tasks.mathematics.Mathematics", "os.system"))
+        path.write_text(
+            path.read_text().replace("components.tasks.mathematics.Mathematics", "os.system")
+        )
     assert report.main([str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]) == 0
     index = unpacked(tmp_path / "r.html")["index"]
     assert all(row["prompt"] is None for row in index["rows"])

@@ -29,12 +29,14 @@ function shown(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
+// A number, or one beside its error.
+const isNumber = (cell) => typeof cell === "number" || (typeof cell === "string" && cell.includes(" ± "));
+
 function table(columns, rows, caption) {
   return make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption },
     make("table", {},
       make("caption", {}, caption),
-      make("thead", {}, make("tr", {}, columns.map((name, i) => make("th", { scope: "col", className: typeof rows[0]?.[i] === "number" ? "number" : "" }, name)))),
+      make("thead", {}, make("tr", {}, columns.map((name, i) => make("th", { scope: "col", className: rows.some((row) => isNumber(row[i])) ? "number" : "" }, name)))),
       make("tbody", {}, rows.map((row) => make("tr", {}, row.map((cell) =>
-        make("td", { className: typeof cell === "number" ? "number" : "" },
-          cell instanceof Node ? cell : shown(cell))))))));
+        make("td", { className: isNumber(cell) ? "number" : String(cell).length > 60 ? "long" : "" }, shown(cell))))))));
 }

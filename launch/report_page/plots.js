@@ -52,7 +52,7 @@ function bars(index, points) {
 
 function histograms(index, chosen) {
   const styles = { true: ["right", "#2f9e6e"], false: ["wrong", "#d1495b"], null: ["no verdict", "#5f7d8c"] };
-  return index.charts.histograms.filter((h) => h.task === chosen.task && h.label === chosen.pass).map((h) => ({
+  return index.charts.histograms.filter((h) => h.group === chosen.group && h.label === chosen.pass).map((h) => ({
     type: "bar", name: styles[h.right][0] + sideName(index, h.run), x: h.counts.map((_, i) => (i + 0.5) * h.width), y: h.counts,
     width: h.width, marker: { color: styles[h.right][1], opacity: h.run ? 0.4 : 0.75, pattern: { shape: h.run ? "/" : "" } },
     hovertemplate: "%{y} rows near %{x:.2f} nats<extra>%{fullData.name}</extra>",
@@ -60,17 +60,17 @@ function histograms(index, chosen) {
 }
 
 function flipDiagram(index, chosen) {
-  const flip = index.charts.flips.find((f) => f.run === chosen.run && f.task === chosen.task && f.label === chosen.cue);
+  const flip = index.charts.flips.find((f) => f.run === chosen.run && f.group === chosen.group && f.label === chosen.cue);
   if (!flip) return null;
-  const links = [[0, 2, flip.stayed_right, "rgba(47,158,110,.45)"], [0, 3, flip.right_to_wrong, "rgba(209,73,91,.75)"],
-    [1, 2, flip.wrong_to_right, "rgba(59,125,216,.75)"], [1, 3, flip.stayed_wrong, "rgba(120,130,140,.4)"]].filter((l) => l[2] > 0);
+  const links = [[0, 2, flip.right_right, "rgba(47,158,110,.45)"], [0, 3, flip.right_wrong, "rgba(209,73,91,.75)"],
+    [1, 2, flip.wrong_right, "rgba(59,125,216,.75)"], [1, 3, flip.wrong_wrong, "rgba(120,130,140,.4)"]].filter((l) => l[2] > 0);
   const trace = {
     type: "sankey", arrangement: "fixed",
     node: { label: ["right before", "wrong before", "right after", "wrong after"], color: ["#2f9e6e", "#d1495b", "#2f9e6e", "#d1495b"], pad: 24, thickness: 16 },
     link: { source: links.map((l) => l[0]), target: links.map((l) => l[1]), value: links.map((l) => l[2]), color: links.map((l) => l[3]) },
   };
-  const p = flip.p === null || flip.p === undefined ? "" : `; McNemar's exact p = ${flip.p < 1e-4 ? flip.p.toExponential(1) : flip.p.toFixed(4)}`;
-  return [trace, `${flip.wrong_to_right} wrong to right, ${flip.right_to_wrong} right to wrong, ${flip.stayed_right} stayed right, ${flip.stayed_wrong} stayed wrong${p}`];
+  const p = flip.p_exact === null ? "" : `; McNemar's exact p = ${flip.p_exact < 1e-4 ? flip.p_exact.toExponential(1) : flip.p_exact.toFixed(4)}`;
+  return [trace, `${flip.wrong_right} wrong to right, ${flip.right_wrong} right to wrong, ${flip.right_right} stayed right, ${flip.wrong_wrong} stayed wrong${p}`];
 }
 
 // A plot runs over what varies; of the rest it shows the chosen value, or the pooled points.
@@ -80,7 +80,7 @@ function kept(point, name, varies, chosen) {
 }
 
 function figures(index, chosen) {
-  const all = index.charts.points.filter((p) => p.task === chosen.task);
+  const all = index.charts.points.filter((p) => p.group === chosen.group);
   const at = (step, temperature) => all.filter((p) => kept(p, "step", step, chosen) && kept(p, "temperature", temperature, chosen));
   return [
     ["accuracy-step", "Accuracy against training step", curves(index, at(true, false), "step", "accuracy"), "step", "accuracy", ".0%"],
@@ -119,15 +119,15 @@ async function drawPlots(panel, index, chosen) {
 }
 
 function showPlots(panel, index) {
-  const tasks = [...new Set(index.charts.points.map((p) => p.task))];
+  const groups = [...new Set(index.charts.points.map((p) => p.group))];
   const cues = index.passes.filter((pass) => pass !== "pass 1");
-  const chosen = { task: tasks[0], step: null, temperature: null, pass: "pass 1", cue: cues[0], run: 0 };
+  const chosen = { group: groups[0], step: null, temperature: null, pass: "pass 1", cue: cues[0], run: 0 };
   const redraw = () => drawPlots(panel, index, chosen);
   const values = (name) => [...new Set(index.charts.points.map((p) => p[name]))].filter((v) => v !== null).sort((a, b) => a - b);
   const choice = (label, name, options) => select(label, options, (value) => { chosen[name] = JSON.parse(value); redraw(); })[0];
   const listed = (items) => items.map((item) => [JSON.stringify(item), shown(item)]);
   const form = make("form", { className: "choices", "aria-label": "What is plotted", onsubmit: (event) => event.preventDefault() },
-    choice("Task", "task", listed(tasks)),
+    choice("Task", "group", listed(groups)),
     choice("Step", "step", [["null", "all steps"], ...listed(values("step"))]),
     choice("Temperature", "temperature", [["null", "all temperatures"], ...listed(values("temperature"))]),
     choice("Histogram of", "pass", listed(index.passes)),

@@ -1,4 +1,4 @@
-"""Writes run folders with thousands of rows for the report, passes made by the code that runs use."""
+"""Writes run folders of thousands of rows; their passes are made by the code that runs use."""
 
 import json
 import math
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.tasks.rush.soft_match import soft_reward
 from components.tasks.carpark import judge
+from components.tasks.rush.soft_match import soft_reward
 from pipeline.passes import Keep, build_pass
 from pipeline.protocols import Cue, Example, Generation, Phase
 from pipeline.rows import encode
@@ -104,7 +104,9 @@ def _row(
     draw: random.Random, example: Example, sample: int, place: tuple[int, float], bonus: float
 ) -> dict[str, Any]:
     step, temperature = place
-    chance = 0.35 + step / 250 - temperature / 5 + bonus + 0.15 * math.sin(int(example.id.split('-')[1]))
+    chance = (
+        0.35 + step / 250 - temperature / 5 + bonus + 0.15 * math.sin(int(example.id.split("-")[1]))
+    )
     right = draw.random() < chance
     passes = {"pass1": a_pass(draw, example, None, right)}
     for letter, cue in zip("ab", CUES, strict=True):
