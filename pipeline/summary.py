@@ -1,16 +1,19 @@
 """Table -> the numbers of a run: seed S0's tables by step and by example, means of every pass."""
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
+from pipeline.columns import Flag, PassLine
 from pipeline.reading import parse, read_at
 from pipeline.table import POINT, Table
 
 BY_PASS = [*POINT, "pass", "cue", "control"]
 # S0's names for the means of one pass, and our columns.
 ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}
+STOP_REASONS = ("stop_token", "eos", "max_new_tokens", "other", "unknown")
 STEP_COLUMNS = (
     *("n1S", "acc1S_pct", "acc1E_pct", "ent1", "t1", "a1", "soft1S", "soft1E"),
     *("n2S", "acc2S_pct", "acc2E_pct", "ent2", "t2", "a2", "soft2S", "soft2E"),
@@ -142,3 +145,54 @@ def _gained(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.Se
     after = _best(second, keys)["right"]
     before = _best(first, keys)["right"].reindex(after.index).fillna(0)
     return ((after == 1) & (before == 0)).astype(int)
+
+
+def by_substring(fields: PassLine, gold: str | None) -> Flag:
+    """The verdict by S0's rule: the canonical gold is a part of the canonical answer."""
+    answer = fields.pred_answer_canon
+    if gold is None or answer is None:
+        return fields.is_correct_pred
+    return gold != "" and gold in answer
+
+
+def by_equality(fields: PassLine, gold: str | None) -> Flag:
+    """The verdict by equality of the canonical forms."""
+    answer = fields.pred_answer_canon
+    return fields.is_correct_pred if gold is None or answer is None else answer == gold
+
+
+def attempts(table: Table) -> pd.DataFrame:
+    """By run and step: attempts, rows, tokens and seconds over all of them, from `run.json`."""
+    lines = []
+    for file in table.files:
+        record = file.path.parent / "run.json"
+        if record.exists():
+            tries = json.loads(record.read_text(encoding="utf-8"))["attempts"]
+            total = {k: sum(t.get(k) or 0 for t in tries) for k in ("rows", "tokens", "seconds")}
+            speed = total["tokens"] / total["seconds"] if total["seconds"] else np.nan
+            peak = max((t.get("peak_memory_mib") or 0 for t in tries), default=0)
+            lines.append(
+                {"run": file.run, "step": file.step, "attempts": len(tries)}
+                | total
+                | {"tokens_per_second": speed, "peak_memory_mib": peak}
+            )
+    columns = ["run", "step", "attempts", "rows", "tokens", "seconds", "tokens_per_second"]
+    found = pd.DataFrame(lines, columns=[*columns, "peak_memory_mib"])
+    return found.drop_duplicates(["run", "step"]).reset_index(drop=True)
+
+
+def stops(table: Table) -> pd.DataFrame:
+    """By step and S0's pass: shares of stop reasons, rate of markers, mean tokens, mean soft."""
+    lines = []
+    for number, found in enumerate(_s0_passes(table), start=1):
+        for step, group in found.groupby("step", observed=True):
+            line: dict[str, object] = {"step": step, "pass": number, "rows": len(group)}
+            for phase in ("think", "answer"):
+                shares = group[f"stop_{phase}"].astype(object).fillna("unknown")
+                counts = shares.replace("", "unknown").value_counts(normalize=True)
+                line |= {f"{phase}_{reason}": counts.get(reason, 0.0) for reason in STOP_REASONS}
+            line["markers"] = group["marked"].fillna(0).astype(float).mean()
+            line["tokens_think"] = group["tokens_think"].astype(float).mean()
+            line["tokens_answer"] = group["tokens_answer"].astype(float).mean()
+            lines.append(line)
+    return pd.DataFrame(lines).sort_values(["step", "pass"]) if lines else pd.DataFrame()

@@ -65,7 +65,7 @@ class Table:
                     assert row is not None
                     yield index, row
 
-    def keep(self, wanted: "pd.Series[bool]") -> "Table":
+    def keep(self, wanted: pd.Series) -> "Table":
         """The table of those rows for which `wanted` (indexed like `rows`) holds."""
         rows = self.rows[wanted]
         passes = self.passes[self.passes["row"].isin(rows.index)]

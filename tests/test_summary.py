@@ -24,7 +24,7 @@ ROWS = [
         "A",
         1,
         one(True, 2.0, entropy_think=2.5, entropy_answer=1.5, valid_tag_structure=False),
-        one(True, 0.7, entropy_think=0.8, improved_over_pass1=False, valid_tag_structure=True),
+        one(True, 0.75, entropy_think=0.8, improved_over_pass1=False, valid_tag_structure=True),
         step=0,
     ),
     row(
@@ -38,7 +38,7 @@ ROWS = [
         "B",
         1,
         one(None, None, **{"soft reward": 0.75}),
-        one(False, 1.2, soft_reward=0.0, improved_over_pass1=False),
+        one(False, 1.0, soft_reward=0.0, improved_over_pass1=False),
         step=0,
     ),
     row("C", 0, one(True, 4.0, valid_tag_structure=True), {}, step=0),
@@ -56,7 +56,7 @@ STEP_0 = {
     "n2S": 4,
     "acc2S_pct": 75.0,  # A0 A1 B0 of 4
     "acc2E_pct": 100 * 2 / 3,  # A and B, of all three examples
-    "ent2": 0.8,  # (0.5 + 0.7 + 1.2) / 3
+    "ent2": 0.75,  # (0.5 + 0.75 + 1) / 3
     "t2": 0.7,  # (0.6 + 0.8) / 2
     "a2": math.nan,
     "soft2S": 0.25,  # (0.5 + 0) / 2

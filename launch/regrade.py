@@ -1,0 +1,105 @@
+"""Judges the passes of finished rows again, with the task's grader of today."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from launch.compose import build, check_component, register_schema
+from pipeline.protocols import Task
+from pipeline.rows import Row
+from pipeline.spec import SpecError
+from pipeline.stored import example_of, generations, phases_of
+from pipeline.table import Table
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+AT_ONCE = 256
+THREADS = 8
+ROWS_OWN = "row"  # grade each row with the task that it names
+Verdicts = dict[str, bool | None]
+
+
+class Graders:
+    """Tasks by name, made when the first row needs them."""
+
+    def __init__(self, name: str = ROWS_OWN) -> None:
+        """`name`: one task for every row, or the row's own."""
+        self.name = name
+        self._made: dict[str, Task] = {}
+
+    def of(self, row: Row) -> Task:
+        """The task that judges a row. SpecError where the row names none that there is."""
+        name = row.get("task") if self.name == ROWS_OWN else self.name
+        if not isinstance(name, str):
+            raise SpecError("rows that name no task are graded again with --recompute TASK")
+        if name not in self._made:
+            self._made[name] = compose_task(name)
+        return self._made[name]
+
+
+def compose_task(name: str) -> Task:
+    """The task of `conf/task/<name>.yaml`."""
+    register_schema()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            node = OmegaConf.to_container(compose("config", [f"task={name}"]).task, resolve=True)
+    except HydraException as error:
+        raise SpecError(f"--recompute: {error}") from error
+    assert isinstance(node, dict)
+    settings = {str(key): value for key, value in node.items()}
+    check_component("task", settings)
+    task: Task = build("task", settings)
+    return task
+
+
+def regrade(table: Table, graders: Graders) -> Table:
+    """The table with new verdicts: `correct`, and `improved` by them. Nothing is generated."""
+    verdicts: dict[tuple[Any, str], float] = {}
+    rows = table.stream()
+    with ThreadPoolExecutor(THREADS) as pool:
+        while batch := list(islice(rows, AT_ONCE)):
+            tasks = [graders.of(row) for _, row in batch]  # Hydra composes one at a time
+            judged = pool.map(judge, [row for _, row in batch], tasks)
+            for (index, _), found in zip(batch, judged, strict=True):
+                verdicts |= {(index, name): _number(right) for name, right in found.items()}
+    return _with_verdicts(table, verdicts)
+
+
+def judge(row: Row, task: Task) -> Verdicts:
+    """Verdicts by pass."""
+    phases, example = phases_of(row, task), example_of(row)
+    found = {}
+    for name, fields in passes_of(row):
+        by_phase = {p.name: g for p, g in zip(phases, generations(fields, phases), strict=True)}
+        found[name] = task.score(example, by_phase)["is_correct_pred"]
+    return found
+
+
+def passes_of(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The pass objects that hold an output."""
+    for name, fields in row.items():
+        if name.startswith("pass") and isinstance(fields, dict) and "output" in fields:
+            yield name, fields
+
+
+def _number(right: bool | None) -> float:
+    return float("nan") if right is None else float(right)
+
+
+def _with_verdicts(table: Table, verdicts: dict[tuple[Any, str], float]) -> Table:
+    passes = table.passes.copy()
+    names = passes["pass"].astype(str)
+    owners = list(zip(passes["row"], names, strict=True))
+    passes["correct"] = np.array([verdicts.get(key, np.nan) for key in owners], np.float32)
+    first = passes[names == "pass1"].set_index("row")["correct"]
+    before = first.reindex(passes["row"]).to_numpy()
+    gained = (passes["correct"] > 0) & (before == 0)
+    known = passes["correct"].notna() & ~np.isnan(before) & (names != "pass1")
+    passes["improved"] = gained.astype(np.float32).where(known)
+    return Table(table.files, table.rows, passes, table.broken, table.superseded)

@@ -1,0 +1,203 @@
+"""Numbers from finished rows: `python launch/summarize.py outputs/...`.
+
+Prints seed S0's table by step, then what each run's passes, samples, cues and entropies say. Any
+number of run folders, row files and folders of the original's runs can be given; rows are read as a
+stream. Tables go to CSV files with --save_csv, --per_example_csv and --csv_dir.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from launch.regrade import ROWS_OWN, Graders, regrade
+from pipeline import estimates, summary
+from pipeline.at_k import at_k
+from pipeline.columns import Judge
+from pipeline.filters import Variants, capped, write_filtered
+from pipeline.reading import find
+from pipeline.spec import SpecError
+from pipeline.table import Table, load
+
+JUDGES = {"none": None, "substring": summary.by_substring, "exact": summary.by_equality}
+TITLES = {
+    "passes": "Passes",
+    "accuracy": "Accuracy and entropy, standard errors clustered by example",
+    "at_k": "k samples",
+    "flips": "Flips from pass 1 (McNemar's exact p)",
+    "entropy_odds": "Odds ratio of success per standard deviation of pass-1 entropy",
+    "entropy_quartiles": "Accuracy by quartile of entropy",
+    "shifts": "Spontaneous shifts in pass 1",
+    "attempts": "Attempts",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; S0's flags keep their names."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("results_root", nargs="+", help="run folders, folders above them, or row files")
+    add("--split", help="only files with this in their name")
+    add("--k", type=int, nargs="+", help="k of avg@k, pass@k and maj@k; default: 1, 2, 4 ...")
+    add("--save_csv", type=Path, help="S0's table by step")
+    add("--per_example_csv", type=Path, help="S0's table by example")
+    add("--csv_dir", type=Path, help="a folder for every table as CSV")
+    add(
+        "--recompute",
+        nargs="?",
+        const=ROWS_OWN,
+        metavar="TASK",
+        help="judge again with the grader of each row's task, or of TASK",
+    )
+    add(
+        "--recompute_correctness",
+        choices=JUDGES,
+        default="none",
+        help="judge again by the canonical forms in the rows",
+    )
+    _add_filters(made)
+    return made
+
+
+def _add_filters(made: argparse.ArgumentParser) -> None:
+    add = made.add_argument_group("which rows count").add_argument
+    add("--max_prompt_versions", type=int, help="drop problems asked in more prompts than this")
+    add("--prompt_key", default="prompt", help="where a row holds its prompt, such as a.b")
+    add("--strict_prompt_key", action="store_true", help="look nowhere else for it")
+    add("--filter_scope", choices=("per_problem", "global"), default="per_problem")
+    add("--prompt_family_regex", help="deleted from prompts before they are counted")
+    add("--max_per_group", type=int, help="rows of each group that count, per file")
+    add("--group_key", default="problem", help="what groups rows, such as pass1.pred_answer")
+    write = made.add_mutually_exclusive_group()
+    write.add_argument("--rewrite_filtered", action="store_true", help="drop the rows in the files")
+    write.add_argument("--write_filtered_to", type=Path, help="a folder for filtered copies")
+    add("--aggregate_from_filtered", action="store_true", help="count what the copies hold")
+
+
+def main(line: Sequence[str] | None = None) -> int:
+    """Print and write; status 2 with one sentence when something is wrong."""
+    given = parser().parse_args(line)
+    try:
+        table = filtered(load(find(given.results_root, given.split), judge(given)), given)
+        if given.recompute:
+            table = regrade(table, Graders(given.recompute))
+        report(table, given)
+    except (SpecError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def judge(given: argparse.Namespace) -> Judge | None:
+    """What replaces recorded verdicts while rows are read."""
+    if given.recompute and given.recompute_correctness != "none":
+        raise SpecError("give --recompute or --recompute_correctness, not both")
+    return JUDGES[given.recompute_correctness]
+
+
+def filtered(table: Table, given: argparse.Namespace) -> Table:
+    """The rows that count; writes filtered files where asked.
+
+    As in S0 a cap does not touch the numbers when copies are written, unless
+    --aggregate_from_filtered.
+    """
+    if given.aggregate_from_filtered and not given.write_filtered_to:
+        raise SpecError("--aggregate_from_filtered needs --write_filtered_to FOLDER")
+    kept = pd.Series(True, index=table.rows.index)
+    if given.max_prompt_versions is not None:
+        kept &= variants(given).kept(table)
+    all_variants = kept
+    if given.max_per_group is not None:
+        within = capped(table.keep(kept), given.max_per_group, given.group_key)
+        kept = kept & within.reindex(kept.index, fill_value=False)
+    print_filter(table, all_variants, kept)
+    if given.rewrite_filtered or given.write_filtered_to:
+        source = common_root(given.results_root)
+        for file in write_filtered(table, kept, given.write_filtered_to, source):
+            print(f"wrote {file.path}: {file.kept} of {file.rows} rows")
+    copies = given.write_filtered_to and not given.aggregate_from_filtered
+    return table.keep(all_variants if copies else kept)
+
+
+def variants(given: argparse.Namespace) -> Variants:
+    """The filter by prompt variants. SpecError for a bad regular expression."""
+    text = given.prompt_family_regex
+    try:
+        family = re.compile(text) if text else None
+    except re.error as error:
+        raise SpecError(f"--prompt_family_regex: {error}, got {text!r}") from error
+    everywhere = given.filter_scope == "global"
+    strict = given.strict_prompt_key
+    return Variants(given.max_prompt_versions, given.prompt_key, strict, everywhere, family)
+
+
+def common_root(roots: Sequence[str]) -> Path:
+    """The folder whose tree filtered copies mirror."""
+    folders = [Path(r) if Path(r).is_dir() else Path(r).parent for r in roots]
+    parts = zip(*(folder.absolute().parts for folder in folders), strict=False)
+    shared = [level[0] for level in parts if len(set(level)) == 1]
+    return Path(*shared)
+
+
+def print_filter(table: Table, variants_kept: pd.Series, kept: pd.Series) -> None:
+    """One line on what filters dropped, if any."""
+    by_variant, by_cap = (~variants_kept).sum(), (variants_kept & ~kept).sum()
+    if by_variant or by_cap:
+        print(f"left out of {len(kept)} rows: {by_variant} by prompts, {by_cap} by the cap")
+
+
+def report(table: Table, given: argparse.Namespace) -> None:
+    """Print every table, write those that are asked for."""
+    steps = summary.steps(table)
+    tables = {
+        "passes": summary.passes(table),
+        "accuracy": estimates.accuracy(table),
+        "at_k": at_k(table, given.k),
+        "flips": estimates.flips(table),
+        "entropy_odds": estimates.entropy_odds(table),
+        "entropy_quartiles": estimates.entropy_quartiles(table),
+        "shifts": estimates.shifts(table),
+        "attempts": summary.attempts(table),
+    }
+    if given.save_csv:
+        write_csv(steps, given.save_csv)
+    if given.per_example_csv:
+        write_csv(summary.examples(table), given.per_example_csv)
+    if given.csv_dir:
+        for name, frame in ({"steps": steps} | tables).items():
+            write_csv(frame, given.csv_dir / f"{name}.csv")
+    counts = f"{len(table.rows)} rows in {len(table.files)} files"
+    print(f"{counts}; {table.broken} broken lines, {table.superseded} superseded")
+    show("By step", steps)
+    show("Stop reasons, markers, tokens", summary.stops(table))
+    for name, frame in tables.items():
+        show(TITLES[name], frame)
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """A CSV file; what is undefined is empty."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(path, index=False)
+
+
+def show(title: str, frame: pd.DataFrame) -> None:
+    """Print a table without the columns that say nothing."""
+    useful = frame.dropna(axis=1, how="all")
+    constant = [n for n in ("run", "task", "model", "temperature") if _constant(useful, n)]
+    useful = useful.drop(columns=constant)
+    if len(useful):
+        text = useful.to_string(index=False, na_rep="-", float_format=lambda value: f"{value:.4g}")
+        print(f"\n{title}\n{text}")
+
+
+def _constant(frame: pd.DataFrame, name: str) -> bool:
+    return name in frame and frame[name].nunique(dropna=False) == 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

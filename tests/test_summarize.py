@@ -1,0 +1,212 @@
+"""`launch/summarize.py` from files to CSV: golden tables, filters, verdicts given again."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.compose import build_backend, build_point, to_spec
+from launch.run import run_points
+from launch.summarize import main
+from tests.composing import composed
+from tests.test_summary import ROWS
+from tests.written import one, row, write_rows
+
+# tests/test_summary.py works out every number of this table.
+BY_STEP = """\
+step,n1S,acc1S_pct,acc1E_pct,ent1,t1,a1,soft1S,soft1E,n2S,acc2S_pct,acc2E_pct,ent2,t2,a2,soft2S,\
+soft2E,impS_pct,impE_pct,tag1_pct,tag2_pct
+0,5,40.0,66.66666666666667,2.5,2.0,1.0,0.5,0.75,4,75.0,66.66666666666667,0.75,0.7,,0.25,0.5,50.0,\
+33.333333333333336,60.0,50.0
+50,1,0.0,0.0,,,,,,0,,0.0,,,,,,,0.0,0.0,
+"""
+BY_EXAMPLE = """\
+step,problem,p1_correct,p2_correct,improved
+0,A,1,1,0
+0,B,0,1,1
+0,C,1,0,0
+50,A,0,0,0
+"""
+PROMPTED = [
+    row("A", 0, one(True), prompt="v1 what is A?"),
+    row("A", 1, one(True), prompt="v2 what is A?"),
+    row("B", 0, one(False), prompt="v1 what is B?"),
+    row("B", 1, one(False), input="v1 what is B?"),
+    row("C", 0, one(True)),
+]
+
+
+def written(tmp_path: Path, rows: list[Any], name: str = "runs/step0/step0000_test.jsonl") -> Path:
+    return write_rows(tmp_path / name, rows)
+
+
+def counted(tmp_path: Path, *line: str) -> dict[str, str]:
+    """The first line of the table by step."""
+    out = tmp_path / "out.csv"
+    assert main([str(tmp_path / "runs"), "--save_csv", str(out), *line]) == 0
+    head, first, *_ = out.read_text().splitlines()
+    return dict(zip(head.split(","), first.split(","), strict=True))
+
+
+def test_the_golden_tables_of_a_small_set(tmp_path: Path) -> None:
+    written(tmp_path, ROWS)
+    steps, examples = tmp_path / "steps.csv", tmp_path / "deep/examples.csv"
+    line = [str(tmp_path / "runs"), "--save_csv", str(steps), "--per_example_csv", str(examples)]
+    assert main(line) == 0
+    assert steps.read_text() == BY_STEP
+    assert examples.read_text() == BY_EXAMPLE
+
+
+def test_every_table_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        row(f"p{i}", s, one((i + s) % 2 == 0, i / 5 + s), one(i % 3 == 0, 1.0), model="m")
+        for i in range(12)
+        for s in range(2)
+    ]
+    path = written(tmp_path, rows)
+    record = {
+        "attempts": [
+            {"rows": 20, "tokens": 300, "seconds": 10},
+            {"rows": 4, "tokens": 60, "seconds": 2},
+        ]
+    }
+    (path.parent / "run.json").write_text(json.dumps(record))
+    assert main([str(tmp_path / "runs"), "--csv_dir", str(tmp_path / "csv")]) == 0
+    names = {file.stem for file in (tmp_path / "csv").iterdir()}
+    tables = {"steps", "passes", "accuracy", "at_k", "flips", "entropy_odds", "entropy_quartiles"}
+    assert names == tables | {"shifts", "attempts"}
+    attempts = (tmp_path / "csv/attempts.csv").read_text().splitlines()[1]
+    assert attempts == "runs,0,2,24,360,12,30.0,0"
+    printed = capsys.readouterr().out
+    assert "24 rows in 1 files; 0 broken lines" in printed
+    assert "McNemar" in printed and "Odds ratio" in printed
+
+
+@pytest.mark.parametrize(
+    ("line", "rows"),
+    [
+        ([], 5),
+        (["--max_prompt_versions", "1"], 3),  # A was asked in two ways, B in one under two keys
+        (["--max_prompt_versions", "1", "--prompt_family_regex", r"^v\d "], 5),
+        (["--max_prompt_versions", "2", "--filter_scope", "global"], 0),  # three prompts in all
+        (["--max_prompt_versions", "3", "--filter_scope", "global"], 5),
+        (["--max_prompt_versions", "0", "--prompt_key", "input"], 1),  # falls back: A and B go
+        (["--max_prompt_versions", "0", "--prompt_key", "input", "--strict_prompt_key"], 3),
+        (["--max_per_group", "1"], 3),
+        (["--max_per_group", "1", "--group_key", "pass1.is_correct_pred"], 2),
+        (["--max_prompt_versions", "1", "--max_per_group", "1"], 2),
+    ],
+)
+def test_filters_leave_out_rows(tmp_path: Path, line: list[str], rows: int) -> None:
+    written(tmp_path, PROMPTED)
+    if rows:
+        assert counted(tmp_path, *line)["n1S"] == str(rows)
+    else:
+        assert main([str(tmp_path / "runs"), "--save_csv", str(tmp_path / "o.csv"), *line]) == 0
+        assert len((tmp_path / "o.csv").read_text().splitlines()) == 1
+
+
+def test_copies_hold_the_kept_lines_byte_for_byte(tmp_path: Path) -> None:
+    path = written(tmp_path, [*PROMPTED, "{torn"])
+    before = path.read_bytes()
+    copies = tmp_path / "copies"
+    line = ["--max_per_group", "1", "--write_filtered_to", str(copies)]
+    assert counted(tmp_path, *line)["n1S"] == "5"  # S0: numbers come from the originals
+    kept = before.splitlines(keepends=True)
+    assert (copies / "step0/step0000_test.jsonl").read_bytes() == kept[0] + kept[2] + kept[4]
+    assert path.read_bytes() == before
+    assert counted(tmp_path, *line, "--aggregate_from_filtered")["n1S"] == "3"
+
+
+def test_rewriting_in_place_keeps_broken_lines_aside(tmp_path: Path) -> None:
+    path = written(tmp_path, [PROMPTED[0], "{torn", *PROMPTED[1:]])
+    assert counted(tmp_path, "--max_per_group", "1", "--rewrite_filtered")["n1S"] == "3"
+    assert [json.loads(line)["problem"] for line in path.open()] == ["A", "B", "C"]
+    assert path.with_name(f"{path.name}.broken").read_text() == "{torn\n"
+
+
+def test_verdicts_by_canonical_forms(tmp_path: Path) -> None:
+    def said(canon: str | None, right: bool) -> dict[str, Any]:
+        return one(right) | {"pred_answer_canon": canon}
+
+    firsts = [said("15", False), said("5", False), said(None, True), said("7", True)]
+    rows = [row(f"p{i}", 0, first, gold_answer_canon="5") for i, first in enumerate(firsts)]
+    rows.append(row("q", 0, said("5", True), gold_answer_canon=None))
+    written(tmp_path, rows)
+    # Recorded: 3 of 5. A missing form leaves the recorded verdict.
+    shares = {"none": "60.0", "substring": "80.0", "exact": "60.0"}
+    for mode, share in shares.items():
+        assert counted(tmp_path, "--recompute_correctness", mode)["acc1S_pct"] == share
+    examples = tmp_path / "e.csv"
+    line = [str(tmp_path / "runs"), "--recompute_correctness", "exact"]
+    assert main([*line, "--per_example_csv", str(examples)]) == 0
+    verdicts = [line.split(",")[2] for line in examples.read_text().splitlines()[1:]]
+    assert verdicts == ["0", "1", "1", "0", "1"]
+
+
+def test_recompute_grades_with_the_tasks_grader_and_generates_nothing(tmp_path: Path) -> None:
+    def said(answer: str) -> dict[str, Any]:
+        output = f"<think>I think</think>\n<answer>{answer}</answer>"
+        stopped = {"stop_reason_think": "stop_token", "stop_reason_answer": "stop_token"}
+        return {"output": output, "pred_answer": answer, "is_correct_pred": False} | stopped
+
+    rows = [
+        row("half?", 0, said("0.5"), said(r"\frac{2}{4}"), gold_answer=r"\frac{1}{2}"),
+        row("half?", 1, said("15"), said("1/2"), gold_answer=r"\frac{1}{2}"),
+    ]
+    written(tmp_path, rows)
+    found = counted(tmp_path, "--recompute", "math")
+    assert (found["acc1S_pct"], found["acc2S_pct"]) == ("50.0", "100.0")
+    assert found["impS_pct"] == "50.0"
+    written(tmp_path, [r | {"task": "math"} for r in rows])
+    assert counted(tmp_path, "--recompute") == found
+
+
+def test_recompute_brings_back_what_the_run_itself_said(tmp_path: Path) -> None:
+    said: dict[Path, bytes] = {}
+    for task in ("crossword", "carpark", "math"):
+        line = [f"task={task}", "backend=echo", "cue=reconsider_control", "run.limit=3"]
+        config = composed(*line, f"run.root={tmp_path / 'runs'}")
+        spec = to_spec(config)
+        backend = build_backend(spec)
+        point = build_point(spec, backend, line, {})
+        assert run_points([point], backend, {point.folder: config}) == 0
+        said[point.rows_path] = point.rows_path.read_bytes()
+    before = counted(tmp_path)
+    for path, rows in said.items():
+        path.write_bytes(rows.replace(b'"is_correct_pred":false', b'"is_correct_pred":true'))
+    assert counted(tmp_path) != before
+    assert counted(tmp_path, "--recompute") == before
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (["--k", "3"], "--k must lie between 1 and 2"),
+        (["--recompute"], "--recompute TASK"),
+        (["--recompute", "nothing"], "nothing"),
+        (["--recompute", "math", "--recompute_correctness", "exact"], "not both"),
+        (["--aggregate_from_filtered"], "--write_filtered_to"),
+        (["--max_prompt_versions", "1", "--prompt_family_regex", "("], "--prompt_family_regex"),
+        (["--split", "dev"], "'dev' in their name"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: list[str], sentence: str
+) -> None:
+    written(tmp_path, [row("p", 0, one(True)), row("p", 1, one(True))])
+    assert main([str(tmp_path / "runs"), *line]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and sentence in said
+
+
+def test_a_folder_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(tmp_path / "gone", ignore_errors=True)
+    assert main([str(tmp_path / "gone")]) == 2
+    assert "gone does not exist" in capsys.readouterr().err
