@@ -1,4 +1,7 @@
-"""Solves and generates Rush Hour boards: `python launch/boards.py solve FILE.jsonl`, `... generate --size 5`."""
+"""Solves and generates Rush Hour boards.
+
+`python launch/boards.py solve FILE.jsonl`, `... generate --size 5`.
+"""
 
 import argparse
 import json
@@ -13,7 +16,9 @@ from components.tasks.rush.solver import solve
 
 
 def solved_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each row stands, and the row with `moves` (the optimum) and `solution`; null when unsolvable.
+    """Where each row stands, and the row with `moves` (the optimum) and `solution`.
+
+    Null when unsolvable.
 
     A file's own optimum that differs is kept as `moves_in_file`.
     """
@@ -39,7 +44,10 @@ def _solve(path: str) -> int:
     for where, row in solved_rows(path):
         print(json.dumps(row, ensure_ascii=False), flush=True)
         if "moves_in_file" in row:
-            print(f"{where}: the optimum is {row['moves']}, not {row['moves_in_file']}", file=sys.stderr)
+            print(
+                f"{where}: the optimum is {row['moves']}, not {row['moves_in_file']}",
+                file=sys.stderr,
+            )
             status = 1
     return status
 
@@ -62,11 +70,17 @@ def _generate(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     doors = parser.add_subparsers(dest="door", required=True)
-    solving = doors.add_parser("solve", help="print every board with its optimum and smallest solution")
+    solving = doors.add_parser(
+        "solve", help="print every board with its optimum and smallest solution"
+    )
     solving.add_argument("file", help="JSONL, CSV or Parquet with a column board")
-    making = doors.add_parser("generate", help="print a seeded set, balanced over easy, medium and hard")
+    making = doors.add_parser(
+        "generate", help="print a seeded set, balanced over easy, medium and hard"
+    )
     default = Recipe()
-    making.add_argument("--size", type=int, nargs="+", default=[default.size], help="cells per side")
+    making.add_argument(
+        "--size", type=int, nargs="+", default=[default.size], help="cells per side"
+    )
     making.add_argument("--count", type=int, default=default.count, help="boards of each size")
     making.add_argument("--seed", type=int, default=default.seed)
     making.add_argument("--walls", type=int, default=default.walls, help="walls per board, at most")

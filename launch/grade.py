@@ -1,7 +1,8 @@
 """Asks a task's grader: `python launch/grade.py task=math pairs=FILE.jsonl`.
 
-Every line of the file holds `gold` and `pred`; every line printed holds `equal`, `reason` and `seconds`. Further
-columns of a line (a `board`, `choices`) are the task's to use; `task.*` overrides work as for a run.
+Every line of the file holds `gold` and `pred`; every line printed holds `equal`, `reason` and
+`seconds`. Further columns of a line (a `board`, `choices`) are the task's to use; `task.*`
+overrides work as for a run.
 """
 
 import argparse
@@ -43,7 +44,10 @@ def grade_pairs(task: Grader, pairs: str) -> Iterator[dict[str, Any]]:
 
 
 def grader(overrides: Sequence[str]) -> Grader:
-    """The task of a command line such as `task=math task.grading_seconds=2`; SpecError if it has no grader."""
+    """The task of a command line such as `task=math task.grading_seconds=2`.
+
+    SpecError if it has no grader.
+    """
     register_schema()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         node = OmegaConf.to_container(compose("config", list(overrides)).task, resolve=True)
@@ -60,7 +64,9 @@ def grader(overrides: Sequence[str]) -> Grader:
 def main() -> int:
     """Print one JSON line per pair; status 2 with one sentence when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("settings", nargs="+", help="task=NAME, pairs=FILE.jsonl, and task.* overrides")
+    parser.add_argument(
+        "settings", nargs="+", help="task=NAME, pairs=FILE.jsonl, and task.* overrides"
+    )
     given = parser.parse_args().settings
     pairs = [setting.removeprefix("pairs=") for setting in given if setting.startswith("pairs=")]
     rest = [setting for setting in given if not setting.startswith("pairs=")]

@@ -22,6 +22,7 @@ from components.backends.batches import Batches
 from components.backends.decoder.build import Options, maker, slots_for
 from components.backends.decoder.engine import Engine
 from components.backends.decoder.fit import UnfitModelError, fit
+from components.backends.rowwise import FIXED_ORDER
 from components.backends.sequence import Decoded, Limits
 from components.backends.static import StaticDecoder
 from components.backends.tokens import PromptEncoder, load_tokenizer
@@ -185,6 +186,7 @@ class HfBackend:
 
     def _load(self) -> Callable[[], Batches | Engine]:
         """Load the model; return what starts its decoder, on the event loop."""
+        os.environ.setdefault(*FIXED_ORDER)
         torch.set_num_threads(self._threads)
         encoder = self._encoder()
         model = self._load_model()

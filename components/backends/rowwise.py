@@ -1,29 +1,49 @@
-"""Attention that reads every row of a padded batch alone, so that its numbers do not depend on the batch.
+"""Attention that reads each row of a padded batch alone, so that numbers do not depend on batches.
 
-Attention over a padded batch adds a row's terms in an order that depends on its padding. Together with
-matrix products whose order is fixed (`FIXED_ORDER`), a float32 row on the CPU comes out the same, bit
-for bit, in any company.
+Over a padded batch, attention adds a row's terms in an order that depends on its padding; matrix
+products choose theirs by the number of rows. With this attention and `FIXED_ORDER` a float32 row on
+the CPU comes out the same, bit for bit, in any company.
 """
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+_LOG = logging.getLogger(__name__)
 NAME = "rowwise_sdpa"
 FIXED_ORDER = ("MKL_CBWR", "AUTO,STRICT")  # read by Intel's library at its first product
 _UNKNOWN = ("softcap", "position_bias", "s_aux")
 
 
-def register() -> str:
-    """Make the attention known to Transformers; returns its name."""
-    AttentionInterface.register(NAME, rowwise_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
+def make_repeatable(model: PreTrainedModel) -> None:
+    """Make a model's rows independent of their batch, where this processor's library can."""
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register(NAME, rowwise_attention)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)
+    if not _order_is_fixed():
+        name, value = FIXED_ORDER
+        _LOG.warning(
+            "matrix products add in an order that depends on the batch, and so may the last digits "
+            "of entropies: %s=%s in the environment mends it on Intel processors",
+            name,
+            value,
+        )
+
+
+def _order_is_fixed() -> bool:
+    """Whether sums of matrix products ignore the number of rows in this process."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(256, 576, generator=generator)
+    rows = torch.randn(16, 576, generator=generator)
+    whole = linear(rows, weights)
+    return all(torch.equal(linear(rows[:count], weights), whole[:count]) for count in (1, 3, 8))
 
 
 def rowwise_attention(
@@ -37,8 +57,9 @@ def rowwise_attention(
 ) -> tuple[Tensor, None]:
     """As Transformers' `sdpa`, one row of a left-padded batch at a time.
 
-    Shapes are [rows, heads, queries, size] for `query`, `key` and `value`, [rows, 1, queries, keys] for the
-    bool mask, and [rows, queries, heads, size] for the result. Padding gets zeros.
+    Shapes are [rows, heads, queries, size] for `query`, the same with keys for `key` and `value`,
+    [rows, 1, queries, keys] for the bool mask, and [rows, queries, heads, size] for the result.
+    Padding gets zeros.
     """
     queries, keys = query.shape[2], key.shape[2]
     if queries not in (1, keys) or any(kwargs.get(name) is not None for name in _UNKNOWN):
@@ -51,7 +72,9 @@ def rowwise_attention(
     for row, start in enumerate(_starts(attention_mask, len(query), queries)):
         first = 0 if queries == 1 else start
         windowed = window is not None and 1 < queries and keys - start > window
-        mask = attention_mask[row, 0, start:, start:] if windowed and attention_mask is not None else None
+        mask = None
+        if windowed and attention_mask is not None:
+            mask = attention_mask[row, 0, start:, start:]
         result[row, first:] = _one_row(
             query[row, :, first:], key[row, :, start:], value[row, :, start:], mask, scaling
         )
@@ -59,7 +82,7 @@ def rowwise_attention(
 
 
 def _starts(mask: Tensor | None, rows: int, queries: int) -> list[int]:
-    """Where each row's keys begin: the first one that the only query sees, or the first that sees itself."""
+    """Where each row's keys begin: what its only query sees, or the first that sees itself."""
     if mask is None:
         return [0] * rows
     seen = mask[:, 0, 0] if queries == 1 else mask[:, 0].diagonal(dim1=-2, dim2=-1)

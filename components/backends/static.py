@@ -15,6 +15,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from components.backends.rowwise import make_repeatable
 from components.backends.sampling import Settings, draw, observe
 from components.backends.sequence import Decoded
 
@@ -29,9 +30,12 @@ class StaticDecoder:
     ) -> None:
         """`allowed` is a bool [vocabulary] of ids that the tokenizer has, on the model's device.
 
-        The model's own generation config is emptied: nothing of it may reach a row.
+        The model's own generation config is emptied: nothing of it may reach a row. A float32 model
+        on the CPU is made independent of batches.
         """
         model.generation_config = _config()
+        if model.device.type == "cpu" and model.dtype == torch.float32:
+            make_repeatable(model)
         self._model: Any = model
         self._allowed = allowed
         self._use_cache = use_cache

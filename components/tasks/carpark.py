@@ -1,8 +1,9 @@
 """Rush Hour: move sequences judged on the board itself, and against gold sequences.
 
-`is_valid_pred`: every token parses. `is_legal`: every move can be made. `is_solved`: A ends at the right edge.
-`is_optimal`: solved in the fewest moves. `is_gold_match`: the canonical sequence is a stored gold one.
-`is_correct_pred` is `is_optimal` where there is a board, so any optimal answer counts, else `is_gold_match`.
+`is_valid_pred`: every token parses. `is_legal`: every move can be made. `is_solved`: A ends at the
+right edge. `is_optimal`: solved in the fewest moves. `is_gold_match`: the canonical sequence is a
+stored gold one. `is_correct_pred` is `is_optimal` where there is a board, so any optimal answer
+counts, else `is_gold_match`.
 """
 
 import re
@@ -53,7 +54,10 @@ class Carpark:
         return records.examples([self._example(row) for row in rows])
 
     def prompt(self, example: Example) -> Prompt:
-        """The row's own messages when it has some, else our prompt; size and optimum are filled in."""
+        """The row's own messages when it has some, else our prompt.
+
+        Size and optimum are filled in.
+        """
         meta = example.metadata
         values = {name: meta[name] for name in ("board", "size", "moves") if name in meta}
         if "board" in meta:
@@ -146,7 +150,11 @@ def judge(board: str, optimum: int, canon: str | None) -> dict[str, Any]:
 def _outcome(verdict: Mapping[str, Any]) -> str:
     if not verdict["is_solved"]:
         return "legal, but the board is not solved"
-    return "solved in the fewest moves" if verdict["is_optimal"] else "solved, but not in the fewest moves"
+    return (
+        "solved in the fewest moves"
+        if verdict["is_optimal"]
+        else "solved, but not in the fewest moves"
+    )
 
 
 def _board(row: records.Record, text: str) -> Board:
@@ -172,7 +180,10 @@ def _moves(row: records.Record, value: Any, board: Board) -> int:
 
 
 def _solved(board: str | None) -> list[str]:
-    """The smallest optimal sequence, to measure partial credit against when the data set has no gold."""
+    """The smallest optimal sequence.
+
+    To measure partial credit against when the data set has no gold.
+    """
     best = solve_text(board) if board else None
     return [] if best is None else [str(best)]
 
@@ -188,7 +199,10 @@ def _gold_set(row: records.Record, solution: Any) -> list[str]:
 
 
 def _messages(row: records.Record, turns: Any) -> list[dict[str, str]]:
-    """Role and content per turn; assistant turns hold the gold and are dropped, as is a baked-in think tag."""
+    """Role and content per turn.
+
+    Assistant turns hold the gold and are dropped, as is a baked-in think tag.
+    """
     if isinstance(turns, str):
         turns = [{"role": "user", "content": turns}]
     if isinstance(turns, Mapping) and {"role", "content"} <= set(turns):

@@ -1,8 +1,8 @@
 """Cryptic crossword clues: one entry each, compared letter by letter.
 
-`is_correct_pred`: the same letters, without case, accents, blanks, hyphens and the rest. `fits_enumeration`: the
-prediction's words have the lengths of the enumeration. `fits_length`: their sum is right. `is_correct_substring`:
-the rule of published tables, gold contained in prediction.
+`is_correct_pred`: the same letters, without case, accents, blanks, hyphens and the rest.
+`fits_enumeration`: the prediction's words have the lengths of the enumeration. `fits_length`: their
+sum is right. `is_correct_substring`: the rule of published tables, gold contained in prediction.
 """
 
 import re
@@ -125,7 +125,10 @@ def same_entry(gold: str, pred: str) -> bool:
 
 
 def word_lengths(enumeration: str) -> list[int]:
-    """Letters per word: `5`, `3,4`, `3-3`, `(4'1,2)`; an apostrophe joins (4'1 is a word of five letters)."""
+    """Letters per word: `5`, `3,4`, `3-3`, `(4'1,2)`.
+
+    An apostrophe joins (4'1 is a word of five letters).
+    """
     joined = re.sub(r"(\d+)\s*['\u2019]\s*(\d+)", lambda m: str(int(m[1]) + int(m[2])), enumeration)
     return [int(number) for number in re.findall(r"\d+", joined)]
 

@@ -1,35 +1,38 @@
 r"""Math problems with one answer each, graded for mathematical equality.
 
-What counts as the answer: the answer tag's text, else the last balanced `\boxed{}`. `answer_status` is `answered`;
-`truncated` when a cap cut the pass before a whole answer came; `no_answer` otherwise. Only answered passes can be
+What counts as the answer: the answer tag's text, else the last balanced `\boxed{}`, else none (with
+`last_number`, the last number of an uncut output). `answer_status` is `answered`; `truncated` when
+a cap cut the pass before a whole answer came; `no_answer` otherwise. Only answered passes can be
 right; a box inside the tag is the answer within the tag.
 
 What counts as equal (`is_correct_pred`), kind by kind:
 
-| kind | rule |
-|---|---|
-| numbers | exact, of any size; a decimal means exactly what it says, so no rounded root, fraction or pi is equal |
-| formulas | equal values, with the same variables; capital and small letters are different variables |
-| `\mathrm{e}`, `\mathrm{i}` | the constants e and i |
-| percent | the sign may be left out, or the percentage written as a number: 50\% is 50 and 0.5; never 0.5\% for 0.5 |
-| units, currency, degrees | may be left out; when both sides name one, they must be the same; none is converted |
-| bases | base and digits must agree; a base left out or added is wrong, except base ten |
-| tuples, intervals | order and brackets count; a pair or tuple may lack its round brackets, in order |
-| bare lists, sets | any order, nothing missing, nothing twice; `\pm` is both signs |
-| column vectors | equal to the tuple of their entries; a row is not a column |
-| equations | up to a constant factor; `x = 5` is 5, a left side that differs in name is wrong |
-| inequalities | up to a positive factor; in one variable, the interval they describe |
-| words | without case, blanks and punctuation; `\text{(B)}` is B |
+- numbers: exact, of any size; a decimal means exactly what it says, so no rounded root, fraction or
+  pi is equal;
+- formulas: equal values, with the same variables; capital and small letters are different ones;
+- `\mathrm{e}`, `\mathrm{i}`: the constants e and i;
+- percent: the sign may be left out, or the percentage written as a number: 50\% is 50 and 0.5, but
+  0.5\% is never 0.5;
+- units, currency, degrees: may be left out; when both sides name one, it must be the same one, and
+  nothing is converted;
+- bases: base and digits must agree; a base left out or added is wrong, except base ten;
+- tuples, intervals: order and brackets count; a tuple may lack its round brackets, in order;
+- bare lists, sets: any order, nothing missing, nothing twice; `\pm` is both signs;
+- column vectors: equal to the tuple of their entries; a row is not a column;
+- equations: up to a constant factor; `x = 5` is 5, but `x = 5` is not `y = 5`;
+- inequalities: up to a positive factor; in one variable, the interval that they describe;
+- words: without case, blanks and punctuation; `\text{(B)}` is B.
 
 Longer than 2,000 characters, unreadable, or too slow (hard limit, `grading_seconds`): different.
-`is_correct_substring` keeps the rule of published tables: canonical gold contained in canonical prediction.
+`is_correct_substring` keeps the rule of published tables: canonical gold contained in canonical
+prediction.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.tasks import records, tagged
+from components.tasks import records, tagged, text_grading
 from components.tasks.math_grading.boxed import last_boxed
 from components.tasks.math_grading.canonical import canonical, contains
 from components.tasks.math_grading.pool import Pool
@@ -53,6 +56,7 @@ class Mathematics:
         few_shot: Sequence[Mapping[str, str]] = (),
         mirrors: Mapping[str, Sequence[str]] | None = None,
         answer_pattern: str | None = None,
+        last_number: bool = False,
         tagged_phases: bool = True,
         think_cap: int = 750,
         answer_cap: int = 50,
@@ -68,6 +72,7 @@ class Mathematics:
         self.user_prompt = user_prompt
         self.few_shot = few_shot
         self.answer_pattern = _pattern(answer_pattern)
+        self.last_number = last_number
         self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
         self.max_output_tokens = max_output_tokens
         self.pool = Pool(grading_workers, grading_seconds)
@@ -86,9 +91,9 @@ class Mathematics:
         """Pass fields: equality by math-verify, and the published substring rule beside it."""
         found = tagged.find(generations)
         boxed = last_boxed(found.text or found.whole)
-        answer = found.text or boxed or ""
+        answer = found.text or boxed or self._number(found)
         status: tagged.AnswerStatus = "answered"
-        if not boxed and not (answer and found.closed):
+        if not boxed and not (answer and (found.closed or not found.text)):
             status = "truncated" if found.capped else "no_answer"
         canon = canonical(answer)
         fields: dict[str, Any] = {
@@ -110,6 +115,12 @@ class Mathematics:
         """Compare two answers as `score` does; nothing else of the row matters."""
         return self.pool.grade(str(gold), last_boxed(pred) or pred)
 
+    def _number(self, found: tagged.Found) -> str:
+        if not self.last_number or found.capped:
+            return ""
+        number = text_grading.last_number(tagged.visible(found))
+        return "" if number is None else str(number)
+
     def _example(self, row: records.Record) -> Example:
         question = records.need_text(row, self.columns, "question")
         gold = self._gold(row, records.need_text(row, self.columns, "answer", numbers=True))
@@ -117,7 +128,10 @@ class Mathematics:
         return Example(records.own_id(row, self.columns), question, gold, metadata)
 
     def _gold(self, row: records.Record, cell: str) -> str:
-        """The answer in a cell: what `answer_pattern` finds, else the box of a worked solution, else all of it."""
+        """The answer in a cell: what `answer_pattern` finds.
+
+        Else the box of a worked solution, else all of it.
+        """
         if self.answer_pattern is None:
             return last_boxed(cell) or cell.strip()
         matches = list(self.answer_pattern.finditer(cell))

@@ -1,4 +1,7 @@
-"""Questions of any data set: columns are mapped by config, answers compared by a grader chosen by name."""
+"""Questions of any data set.
+
+Columns are mapped by config, answers compared by a grader chosen by name.
+"""
 
 import re
 import string
@@ -58,7 +61,10 @@ class QuestionAnswering:
         return records.examples([self._example(row) for row in rows])
 
     def prompt(self, example: Example) -> Prompt:
-        """The override `task.system_prompt`, else the row's own system prompt; then the question."""
+        """The override `task.system_prompt`, else the row's own system prompt.
+
+        Then the question.
+        """
         system = self.system_prompt or example.metadata.get("system_prompt")
         choices = example.metadata.get("choices") or ()
         lines = [
@@ -88,7 +94,10 @@ class QuestionAnswering:
         return fields
 
     def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
-        """Compare two answers as `score` does; `choices` of the row are the texts behind letters."""
+        """Compare two answers as `score` does.
+
+        `choices` of the row are the texts behind letters.
+        """
         if self.grader == "math":
             return self.pool.grade(str(gold), last_boxed(pred) or pred)
         return text_grading.grade(self.grader, str(gold), pred, row.get("choices") or ())

@@ -1,4 +1,7 @@
-"""Reads a task's data set (JSONL, CSV, Parquet, text, hub or embedded) into records that know where they came from."""
+"""Reads a task's data set.
+
+(JSONL, CSV, Parquet, text, hub or embedded) into records that know where they came from.
+"""
 
 import csv
 import json
@@ -90,7 +93,10 @@ def load(where: Source, embedded: str | None = None) -> list[Record]:
 
 
 def examples(drafts: Sequence[Example]) -> list[Example]:
-    """Give every draft a unique id: its own, else a hash of question and target; duplicates get `#2`, `#3` ..."""
+    """Give every draft a unique id: its own, else a hash of question and target.
+
+    Duplicates get `#2`, `#3` ...
+    """
     seen: set[str] = set()
     result = []
     for draft in drafts:
@@ -105,7 +111,9 @@ def examples(drafts: Sequence[Example]) -> list[Example]:
 
 
 def pick(record: Record, names: Sequence[str]) -> Any:
-    """The first of the columns `names` that is there and not null (0 and false count); None if none is.
+    """The first of the columns `names` that is there and not null (0 and false count).
+
+    None if none is.
 
     A name with dots goes into nested mappings; a column whose own name holds the dots comes first.
     """
@@ -144,14 +152,18 @@ def need_text(record: Record, columns: Mapping[str, Any], field: str, numbers: b
 
 
 def need(record: Record, columns: Mapping[str, Any], field: str) -> Any:
-    """What the first present column of `field` holds; DataError when there is none or all are null."""
+    """What the first present column of `field` holds.
+
+    DataError when there is none or all are null.
+    """
     names = names_of(columns, field)
     if not names:
         raise SpecError(f"task.columns.{field} must name a column, got null")
     value = pick(record, names)
     if value is None:
         raise DataError(
-            f"{record.where}: {_absent(record, names)}; set task.columns.{field} to the right column"
+            f"{record.where}: {_absent(record, names)}; "
+            f"set task.columns.{field} to the right column"
         )
     return value
 
@@ -162,7 +174,10 @@ def optional(record: Record, columns: Mapping[str, Any], field: str) -> Any:
 
 
 def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
-    """The candidate columns of `field` in a `task.columns` mapping: a name, a list of names, or null."""
+    """The candidate columns of `field` in a `task.columns` mapping.
+
+    A name, a list of names, or null.
+    """
     value = columns.get(field)
     if value is None:
         return []
@@ -196,16 +211,9 @@ def _mirrors_of(hub: str, mirrors: Mapping[str, Sequence[str]]) -> str | tuple[s
 
 
 def _from_file(path: Path) -> Iterator[Record]:
-    readers = {
-        ".csv": _csv,
-        ".parquet": _parquet,
-        ".jsonl": _jsonl,
-        ".json": _jsonl,
-        ".ndjson": _jsonl,
-    }
-    reader = readers.get(path.suffix.lower())
+    reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"task.data.path must end in {', '.join(readers)}, got {str(path)!r}")
+        raise DataError(f"task.data.path must end in {', '.join(_READERS)}, got {str(path)!r}")
     if not path.is_file():
         raise DataError(f"task.data.path must name a file, and there is none at {str(path)!r}")
     try:
@@ -269,6 +277,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 _READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _jsonl,
+    ".json": _jsonl,
     ".ndjson": _jsonl,
     ".csv": _csv,
     ".parquet": _parquet,

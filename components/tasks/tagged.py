@@ -1,4 +1,7 @@
-"""What tasks with think and answer tags share: their phases, prompts with examples, and finding the answer."""
+"""What tasks with think and answer tags share.
+
+Their phases, prompts with examples, and finding the answer.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,10 @@ _ANSWER_OPEN = re.compile(r"<answer>", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answer block of one pass: its stripped text, whether it was closed, and everything the model wrote."""
+    """The answer block of one pass.
+
+    Its stripped text, whether it was closed, and everything the model wrote.
+    """
 
     text: str
     closed: bool
@@ -28,7 +34,10 @@ class Found:
 def phases(
     tagged: bool, think_cap: int, answer_cap: int, max_output_tokens: int
 ) -> tuple[Phase, ...]:
-    """Think and answer phases with forced tags, or one phase in which the model writes what it likes."""
+    """Think and answer phases with forced tags.
+
+    Or one phase in which the model writes what it likes.
+    """
     if not tagged:
         return (Phase(OUTPUT, max_output_tokens),)
     think = Phase(THINK, think_cap, "<think>\n", ("</think>",), "</think>\n")
@@ -54,7 +63,10 @@ def prompt(system: str | None, shots: Sequence[Mapping[str, str]], user: str) ->
 
 
 def find(generations: Mapping[str, Generation]) -> Found:
-    """The answer of one pass, from its answer phase or from the first answer block of a single phase."""
+    """The answer of one pass.
+
+    From its answer phase or from the first answer block of a single phase.
+    """
     capped = any(g.finish_reason == "max_new_tokens" for g in generations.values())
     if ANSWER in generations:
         answer = generations[ANSWER]
@@ -73,7 +85,10 @@ def find(generations: Mapping[str, Generation]) -> Found:
 
 
 def visible(found: Found) -> str:
-    """What a reader takes as the answer where no tag holds one: the text after the last closed think block."""
+    """What a reader takes as the answer where no tag holds one.
+
+    The text after the last closed think block.
+    """
     return re.split(r"</think>", found.whole, flags=re.IGNORECASE)[-1].strip()
 
 

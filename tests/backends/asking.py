@@ -17,12 +17,17 @@ QUESTIONS = (
     "Hi",
 )
 
+HERE = {"device": "cpu", "threads": 1, "decoder": "generate"}
+
 
 def backend(folder: Path, dtype: str | None = "float32", **fields: Any) -> HfBackend:
-    """A backend on the CPU; keywords that `ModelSpec` knows go there, others to the backend."""
+    """A backend on the CPU, with the reference decoder unless `decoder` says otherwise.
+
+    Keywords that `ModelSpec` knows go there, others to the backend.
+    """
     spec = {name: fields.pop(name) for name in ModelSpec.__slots__ if name in fields}
     model = ModelSpec(**({"name": "m", "path": str(folder)} | spec))
-    return HfBackend(model, Precision(dtype), **({"device": "cpu", "threads": 1} | fields))
+    return HfBackend(model, Precision(dtype), **(HERE | fields))
 
 
 def prompt(text: str, *prefill: str) -> Prompt:

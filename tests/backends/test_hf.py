@@ -19,6 +19,7 @@ from pipeline.spec import ModelSpec, SpecError
 from tests.backends.asking import answers, ask, backend, request
 
 Maker = Callable[..., Path]
+with_both = pytest.mark.parametrize("decoder", ["generate", "slots"])
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +49,21 @@ def edited(folder: Path, target: Path, **generation_config: Any) -> Path:
 @pytest.mark.parametrize(
     "start, length", [(3, 1), (3, 2), (3, 5)], ids=["one token", "two tokens", "five tokens"]
 )
+@with_both
 def test_a_stop_string_ends_its_own_row_only(
-    tiny_llama: Maker, many: list[Request], plain: list[Generation], start: int, length: int
+    decoder: str,
+    tiny_llama: Maker,
+    many: list[Request],
+    plain: list[Generation],
+    start: int,
+    length: int,
 ) -> None:
     ends = [0, *(plain[1].ends or [])]
     text = plain[1].text
     stop = text[ends[start] : ends[start + length]]
     assert stop and text.index(stop) == ends[start]
     stopping = request(1, cap=24, stop=("never to be seen", stop))
-    rows = answers(backend(tiny_llama()), [many[0], stopping, *many[2:]])
+    rows = answers(backend(tiny_llama(), decoder=decoder), [many[0], stopping, *many[2:]])
     assert ids(rows[:1] + rows[2:]) == ids(plain[:1] + plain[2:])
     row = rows[1]
     assert (row.finish_reason, row.text, row.tail) == ("stop_token", text[: ends[start]], stop)
@@ -64,29 +71,37 @@ def test_a_stop_string_ends_its_own_row_only(
     assert row.entropies is not None and len(row.entropies) == len(row.token_ids)
 
 
+@with_both
 def test_a_stop_string_is_found_inside_a_token_and_across_two(
-    tiny_llama: Maker, plain: list[Generation]
+    decoder: str, tiny_llama: Maker, plain: list[Generation]
 ) -> None:
     text, ends = plain[2].text, [0, *(plain[2].ends or [])]
     long = [n for n in range(23) if ends[n + 1] - ends[n] >= 4 and ends[n + 2] - ends[n + 1] >= 2]
-    place = long[0]
-    inside = text[ends[place] + 1 : ends[place + 1] - 1]
-    across = text[ends[place + 1] - 2 : ends[place + 1] + 1]
-    for stop, used in ((inside, place + 1), (across, place + 2)):
-        assert text.count(stop) == 1
-        row = answers(backend(tiny_llama()), [request(2, cap=24, stop=(stop,))])[0]
+    found = [
+        (stop, place + used)
+        for place in long
+        for used, stop in (
+            (1, text[ends[place] + 1 : ends[place + 1] - 1]),
+            (2, text[ends[place + 1] - 2 : ends[place + 1] + 1]),
+        )
+        if text.index(stop) in (ends[place] + 1, ends[place + 1] - 2)
+    ]
+    assert {used - place for (_, used), place in zip(found, [long[0]] * 2)} == {1, 2}
+    for stop, used in found[:2]:
+        row = answers(backend(tiny_llama(), decoder=decoder), [request(2, cap=24, stop=(stop,))])[0]
         assert row.token_ids == plain[2].token_ids[:used]
         assert row.text == text.partition(stop)[0] and row.tail.startswith(stop)
         assert row.text + row.tail == text[: ends[used]]
 
 
+@with_both
 def test_every_end_of_sequence_id_of_the_checkpoint_ends_a_row_once(
-    tiny_llama: Maker, tmp_path: Path, many: list[Request], plain: list[Generation]
+    decoder: str, tiny_llama: Maker, tmp_path: Path, many: list[Request], plain: list[Generation]
 ) -> None:
     end = plain[0].token_ids[5]
     where = plain[0].token_ids.index(end)
     folder = edited(tiny_llama(), tmp_path / "m", eos_token_id=[48_000, end])
-    row = answers(backend(folder), many[:1])[0]
+    row = answers(backend(folder, decoder=decoder), many[:1])[0]
     assert row.finish_reason == "eos" and row.token_ids == plain[0].token_ids[: where + 1]
     assert row.token_ids.count(end) == 1 and row.tail == ""
     ends = [0, *(plain[0].ends or [])]
@@ -96,8 +111,9 @@ def test_every_end_of_sequence_id_of_the_checkpoint_ends_a_row_once(
     ]
 
 
+@with_both
 def test_nothing_else_of_the_checkpoints_generation_config_reaches_a_row(
-    tiny_llama: Maker, tmp_path: Path, many: list[Request], plain: list[Generation]
+    decoder: str, tiny_llama: Maker, tmp_path: Path, many: list[Request], plain: list[Generation]
 ) -> None:
     loud = {
         "do_sample": True,
@@ -112,20 +128,52 @@ def test_nothing_else_of_the_checkpoints_generation_config_reaches_a_row(
         "begin_suppress_tokens": plain[0].token_ids[:1],
         "eos_token_id": 2,
     }
-    rows = answers(backend(edited(tiny_llama(), tmp_path / "m", **loud)), many)
+    rows = answers(backend(edited(tiny_llama(), tmp_path / "m", **loud), decoder=decoder), many)
     assert ids(rows) == ids(plain)
 
 
-def test_a_row_stops_at_its_own_cap(tiny_llama: Maker, plain: list[Generation]) -> None:
-    rows = answers(backend(tiny_llama()), [request(n, cap=1 + 5 * n) for n in range(4)])
+@pytest.mark.parametrize("window", [None, 8], ids=["full attention", "sliding window"])
+def test_float32_rows_are_the_same_bit_for_bit_in_any_batch(
+    tiny_llama: Maker, tmp_path: Path, window: int | None
+) -> None:
+    folder = tiny_llama()
+    if window:
+        folder = shutil.copytree(folder, tmp_path / "m")
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+        (folder / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
+    requests = [request(n, "word " * (n % 5), cap=16 - n, top_p=0.9) for n in range(10)]
+    alone, four, ten = (answers(backend(folder, batch_size=size), requests) for size in (1, 4, 10))
+    assert ids(alone) == ids(four) == ids(ten)
+    measured = [[(row.entropies, row.logprobs) for row in rows] for rows in (alone, four, ten)]
+    assert measured[0] == measured[1] == measured[2]
+
+
+def test_attention_row_by_row_is_the_attention_of_the_batch(tiny_llama: Maker) -> None:
+    requests = [request(n, "word " * (n % 5), cap=16) for n in range(6)]
+    ours = answers(backend(tiny_llama()), requests)
+    eager = answers(backend(tiny_llama(), attn_implementation="eager"), requests)
+    assert ids(ours) == ids(eager)
+    for one, other in zip(ours, eager, strict=True):
+        assert one.entropies == pytest.approx(other.entropies, abs=1e-4)
+
+
+@with_both
+def test_a_row_stops_at_its_own_cap(
+    decoder: str, tiny_llama: Maker, plain: list[Generation]
+) -> None:
+    rows = answers(
+        backend(tiny_llama(), decoder=decoder), [request(n, cap=1 + 5 * n) for n in range(4)]
+    )
     assert [len(row.token_ids) for row in rows] == [1, 6, 11, 16]
     assert {row.finish_reason for row in rows} == {"max_new_tokens"}
     assert ids(rows) == [row.token_ids[: 1 + 5 * n] for n, row in enumerate(plain[:4])]
 
 
-def test_temperature_zero_is_greedy_in_every_spelling(tiny_llama: Maker) -> None:
+@with_both
+def test_temperature_zero_is_greedy_in_every_spelling(decoder: str, tiny_llama: Maker) -> None:
     rows = answers(
-        backend(tiny_llama()),
+        backend(tiny_llama(), decoder=decoder),
         [request(n, "Hi", temperature=t, top_p=0.9, top_k=7) for n, t in enumerate((0, 0.0, 1e-7))],
     )
     assert rows[0].token_ids == rows[1].token_ids == rows[2].token_ids
@@ -149,9 +197,12 @@ def test_without_a_cache_rows_are_the_same(
     assert ids(answers(backend(tiny_llama(), use_cache=False), many)) == ids(plain)
 
 
-def test_a_repetition_penalty_looks_at_prompt_and_generated_ids(tiny_llama: Maker) -> None:
+@with_both
+def test_a_repetition_penalty_looks_at_prompt_and_generated_ids(
+    decoder: str, tiny_llama: Maker
+) -> None:
     rows = answers(
-        backend(tiny_llama()),
+        backend(tiny_llama(), decoder=decoder),
         [request(n, temperature=0.0, cap=40, repetition_penalty=1e6) for n in range(3)],
     )
     for row in rows:
@@ -160,25 +211,32 @@ def test_a_repetition_penalty_looks_at_prompt_and_generated_ids(tiny_llama: Make
         assert len(everything) == row.prompt_tokens + 40
 
 
-def test_ids_beyond_the_tokenizer_are_never_drawn(tiny_llama: Maker) -> None:
+@with_both
+def test_ids_beyond_the_tokenizer_are_never_drawn(decoder: str, tiny_llama: Maker) -> None:
     folder = tiny_llama(vocab_size=70_000)
-    rows = answers(backend(folder), [request(n, cap=30, temperature=3.0) for n in range(4)])
+    rows = answers(
+        backend(folder, decoder=decoder), [request(n, cap=20, temperature=3.0) for n in range(4)]
+    )
     drawn = [token for row in rows for token in row.token_ids]
-    assert max(drawn) < 49_152 and len(set(drawn)) > 60
+    assert max(drawn) < 49_152 and len(set(drawn)) > 40
 
 
+@with_both
 def test_entropies_are_left_out_where_they_are_not_asked_for(
-    tiny_llama: Maker, many: list[Request], plain: list[Generation]
+    decoder: str, tiny_llama: Maker, many: list[Request], plain: list[Generation]
 ) -> None:
-    rows = answers(backend(tiny_llama()), [many[0], request(1, cap=24, entropy=False)])
+    rows = answers(
+        backend(tiny_llama(), decoder=decoder), [many[0], request(1, cap=24, entropy=False)]
+    )
     assert rows[0].entropies == pytest.approx(plain[0].entropies, abs=1e-5)
     assert rows[1].entropies is None and rows[1].logprobs is None
-    alone = answers(backend(tiny_llama()), [request(1, cap=24, entropy=False)])[0]
+    alone = answers(backend(tiny_llama(), decoder=decoder), [request(1, cap=24, entropy=False)])[0]
     assert alone.token_ids == rows[1].token_ids == plain[1].token_ids
 
 
+@with_both
 def test_streamed_text_adds_up_and_arrives_on_the_event_loop(
-    tiny_llama: Maker, plain: list[Generation]
+    decoder: str, tiny_llama: Maker, plain: list[Generation]
 ) -> None:
     ends = [0, *(plain[1].ends or [])]
     stop = plain[1].text[ends[6] : ends[8]]
@@ -189,18 +247,24 @@ def test_streamed_text_adds_up_and_arrives_on_the_event_loop(
         pieces.append(text)
         threads.add(threading.get_ident())
 
-    row = answers(backend(tiny_llama()), [request(1, cap=24, stop=(stop,), on_token=on_token)])[0]
+    row = answers(
+        backend(tiny_llama(), decoder=decoder),
+        [request(1, cap=24, stop=(stop,), on_token=on_token)],
+    )[0]
     assert len(pieces) > 2 and "".join(pieces) == row.text == plain[1].text[: ends[6]]
     assert threads == {threading.get_ident()}
 
 
-def test_a_row_at_the_end_of_the_models_positions_ends_as_other(tiny_llama: Maker) -> None:
+@with_both
+def test_a_row_at_the_end_of_the_models_positions_ends_as_other(
+    decoder: str, tiny_llama: Maker
+) -> None:
     folder = tiny_llama(max_position_embeddings=64)
-    row = answers(backend(folder), [request(0, cap=100)])[0]
+    row = answers(backend(folder, decoder=decoder), [request(0, cap=100)])[0]
     assert row.finish_reason == "other" and row.prompt_tokens + len(row.token_ids) == 64
     with pytest.raises(SpecError, match=r"model\.max_length must be below 64"):
-        answers(backend(folder), [request(0, "word " * 100)])
-    cut = answers(backend(folder, max_length=40), [request(0, "word " * 100)])[0]
+        answers(backend(folder, decoder=decoder), [request(0, "word " * 100)])
+    cut = answers(backend(folder, decoder=decoder, max_length=40), [request(0, "word " * 100)])[0]
     assert cut.prompt_tokens == 40 and cut.prompt_cut > 60
 
 
@@ -224,10 +288,11 @@ def test_cancelled_requests_leave_the_queue_and_the_batch(
     assert described["requests"] == 3 and described["generated_tokens"] == 72
 
 
-def test_leaving_ends_a_running_batch_at_once(tiny_llama: Maker) -> None:
+@with_both
+def test_leaving_ends_a_running_batch_at_once(decoder: str, tiny_llama: Maker) -> None:
     async def scene() -> None:
         begun = asyncio.Event()
-        async with backend(tiny_llama()) as made:
+        async with backend(tiny_llama(), decoder=decoder) as made:
             endless = request(0, cap=1900, on_token=lambda _: begun.set())
             task = asyncio.create_task(made.generate(endless))
             await begun.wait()

@@ -11,7 +11,7 @@ from pipeline.protocols import Generation
 from tests.backends.asking import QUESTIONS, answers, backend, request
 
 LONGER = "Tell me a long story about the sea, the wind and a lighthouse. " * 3
-TEXTS = (*QUESTIONS[1:3], LONGER, "Write a poem.")
+TEXTS = ("Write a long story about a dragon.", QUESTIONS[2], LONGER, "Explain how rain forms.")
 
 
 def reference(folder: Path, generations: list[Generation]) -> list[tuple[list[float], list[float]]]:
@@ -30,8 +30,8 @@ def reference(folder: Path, generations: list[Generation]) -> list[tuple[list[fl
 
 
 def test_entropy_and_logprob_equal_a_double_precision_reference(smollm2: Path) -> None:
-    plain = [request(n, text, cap=64, top_p=1.0) for n, text in enumerate(TEXTS)]
-    cut = [request(n + 4, text, cap=64, top_p=0.9) for n, text in enumerate(TEXTS)]
+    plain = [request(n, text, cap=60, top_p=1.0) for n, text in enumerate(TEXTS)]
+    cut = [request(n + 4, text, cap=60, top_p=0.9) for n, text in enumerate(TEXTS)]
     made = backend(smollm2, batch_size=8)
     generations = answers(made, [*plain, *cut])
     assert len({row.prompt_tokens for row in generations}) == 4, "the batch is to be ragged"
@@ -52,12 +52,12 @@ def same(one: Generation, other: Generation) -> None:
         other.finish_reason,
     )
     assert one.entropies == pytest.approx(other.entropies, abs=1e-5)
-    assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 def test_rows_do_not_depend_on_batch_size_or_order(smollm2: Path) -> None:
     requests = [
-        request(n, TEXTS[n % 4], cap=10, top_p=(1.0, 0.9)[n % 2], temperature=(0.8, 0.0)[n == 3])
+        request(n, TEXTS[n % 4], cap=6, top_p=(1.0, 0.9)[n % 2], temperature=(0.8, 0.0)[n == 3])
         for n in range(16)
     ]
     alone, three, sixteen = (

@@ -1,5 +1,7 @@
 """Tasks as a run builds them: composed from conf/, then made from their node."""
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,17 @@ SHARED = ROOT.parent / "shared" / "data"
 
 
 def task(*overrides: str, conf: Path = ROOT / "conf", **settings: Any) -> Any:
-    """`task("math", "task.answer_cap=9", data={"path": "x.jsonl"})`; settings replace or update whole keys."""
-    first, *rest = overrides
-    spec = to_spec(composed(f"task={first}", "backend=echo", *rest, conf=conf))
+    """`task("math", "task.answer_cap=9", data={"path": "x.jsonl"})`.
+
+    Settings replace or update whole keys.
+    """
+    node = deepcopy(_node(overrides, conf))
     for key, value in settings.items():
-        kept = spec.task[key]
-        spec.task[key] = {**kept, **value} if isinstance(kept, dict) else value
-    return build("task", spec.task)
+        node[key] = {**node[key], **value} if isinstance(node[key], dict) else value
+    return build("task", node)
+
+
+@cache
+def _node(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
+    first, *rest = overrides
+    return to_spec(composed(f"task={first}", "backend=echo", *rest, conf=conf)).task

@@ -1,4 +1,7 @@
-"""Task carpark: verdicts on the board, the soft reward's reference values, prompts that hold no gold."""
+"""Task carpark: verdicts on the board, the soft reward's reference values.
+
+Prompts that hold no gold.
+"""
 
 import json
 from pathlib import Path
@@ -71,7 +74,13 @@ def test_a_stored_gold_that_is_illegal_is_not_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pred", "reward"),
-    [("Bv2", 0.46), ("A>1,Bv2", 0.10), ("Bv3,A>1", 0.4167), ("Bv2,A>1,A>1", 0.9047), ("Bv2,A>1", 1.0)],
+    [
+        ("Bv2", 0.46),
+        ("A>1,Bv2", 0.10),
+        ("Bv3,A>1", 0.4167),
+        ("Bv2,A>1,A>1", 0.9047),
+        ("Bv2,A>1", 1.0),
+    ],
 )
 def test_soft_reward_reference_values(pred: str, reward: float) -> None:
     value, detail = soft_reward(pred, ["Bv2,A>1"])
@@ -82,8 +91,14 @@ def test_soft_reward_reference_values(pred: str, reward: float) -> None:
 def test_soft_reward_components_by_hand() -> None:
     parts = components("Bv3,A>1", "Bv2,A>1")
     assert parts == {
-        "prefix": 0.0, "pos_exact": 0.5, "piece_dir": 1.0, "step_close": 0.75, "lcs": 0.5,
-        "bag_overlap": pytest.approx(1 / 3), "length_penalty": 1.0, "length_delta": 0,
+        "prefix": 0.0,
+        "pos_exact": 0.5,
+        "piece_dir": 1.0,
+        "step_close": 0.75,
+        "lcs": 0.5,
+        "bag_overlap": pytest.approx(1 / 3),
+        "length_penalty": 1.0,
+        "length_delta": 0,
     }
 
 
@@ -163,19 +178,27 @@ MESSAGES = [
 
 @pytest.mark.parametrize(
     "messages",
-    [MESSAGES, {"role": [m["role"] for m in MESSAGES], "content": [m["content"] for m in MESSAGES]}],
+    [
+        MESSAGES,
+        {"role": [m["role"] for m in MESSAGES], "content": [m["content"] for m in MESSAGES]},
+    ],
     ids=["list", "dict of lists"],
 )
 @pytest.mark.parametrize("with_board", [True, False])
 def test_a_data_sets_messages_lose_their_assistant_turns(
     tmp_path: Path, messages: Any, with_board: bool
 ) -> None:
-    row = {"chat": messages, "gold": ["Bv2", "A>1"], **({"board": BOARD, "moves": 2} if with_board else {})}
+    row = {
+        "chat": messages,
+        "gold": ["Bv2", "A>1"],
+        **({"board": BOARD, "moves": 2} if with_board else {}),
+    }
     carpark = loaded(tmp_path, row, columns={"messages": "chat", "solution": "gold"})
     (example,) = carpark.examples()
     prompt = carpark.prompt(example)
     assert [(m.role, m.content) for m in prompt.messages] == [
-        ("system", ("Solve it.",)), ("user", ("Board 4x4",)),
+        ("system", ("Solve it.",)),
+        ("user", ("Board 4x4",)),
     ]
     assert example.question == "Solve it. Board 4x4"
     assert "A>1" not in str(prompt)
@@ -199,7 +222,7 @@ def test_messages_without_a_system_turn_get_ours(tmp_path: Path) -> None:
         ({"board": "oAAo" * 4}, ["boards.jsonl:1", "A"]),
         ({"board": "oAABCooBCoooDDo?"}, ["boards.jsonl:1", "?"]),
         ({"board": "AoBoAoBoooooDDoo"}, ["boards.jsonl:1", "two-cell horizontal"]),
-        ({"board": "AABoCCBoooBooooo"}, ["boards.jsonl:1"]),
+        ({"board": "AABoBBoooooooooo"}, ["boards.jsonl:1", "piece B"]),
         ({"board": None}, ["boards.jsonl:1", "null", "task.columns.board"]),
         ({"bord": BOARD}, ["boards.jsonl:1", "bord", "task.columns.board"]),
         ({"board": 7}, ["boards.jsonl:1", "7", "task.columns.board"]),

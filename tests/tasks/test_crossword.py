@@ -77,7 +77,13 @@ def test_an_enumeration_gives_letters_per_word(spelling: str, lengths: list[int]
 
 @pytest.mark.parametrize(
     ("answer", "lengths"),
-    [("LET'S GO", [4, 2]), ("WELL-READ", [4, 4]), ("caf\u00e9 noir", [4, 4]), ("A\u2013B", [1, 1]), ("", [])],
+    [
+        ("LET'S GO", [4, 2]),
+        ("WELL-READ", [4, 4]),
+        ("caf\u00e9 noir", [4, 4]),
+        ("A\u2013B", [1, 1]),
+        ("", []),
+    ],
 )
 def test_an_answer_gives_letters_per_word(answer: str, lengths: list[int]) -> None:
     assert answer_lengths(answer) == lengths
@@ -152,7 +158,9 @@ def _spells(clue: dict[str, Any]) -> bool:
         "hidden reversal": lambda: answer[::-1] in first,
         "charade": lambda: "".join(pieces) == answer,
         "charade with homophone": lambda: "".join(pieces) == answer,
-        "container": lambda: any(first[:i] + pieces[1] + first[i:] == answer for i in range(1, len(first))),
+        "container": lambda: any(
+            first[:i] + pieces[1] + first[i:] == answer for i in range(1, len(first))
+        ),
         "reversal": lambda: first[::-1] == answer,
         "curtailed": lambda: first[:-1] == answer,
         "beheaded": lambda: first[1:] == answer,
@@ -172,7 +180,14 @@ def test_every_embedded_clue_parses(clue: dict[str, Any]) -> None:
     assert play["indicator"] in text
     assert answer_lengths(clue["answer"]) == word_lengths(clue["enumeration"])
     assert _spells(clue)
-    if play["wordplay"] in ("anagram", "hidden", "hidden reversal", "reversal", "odd letters", "initials"):
+    if play["wordplay"] in (
+        "anagram",
+        "hidden",
+        "hidden reversal",
+        "reversal",
+        "odd letters",
+        "initials",
+    ):
         assert play["pieces"][0].lower() in text.lower()
 
 

@@ -1,4 +1,7 @@
-"""Equality of math answers: a table of pairs, MATH-500 and its near misses, hostile input, threads."""
+"""Equality of math answers.
+
+A table of pairs, MATH-500 and its near misses, hostile input, threads.
+"""
 
 import json
 import time
@@ -61,7 +64,9 @@ def math500() -> list[str]:
     return [json.loads(line)["answer"] for line in MATH500.read_text("utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda p: f"{p['gold']} | {p['pred']} | {p['why']}"[:90])
+@pytest.mark.parametrize(
+    "pair", PAIRS, ids=lambda p: f"{p['gold']} | {p['pred']} | {p['why']}"[:90]
+)
 def test_the_pair_is_judged_as_the_table_says(pool: Pool, pair: dict[str, object]) -> None:
     verdict = pool.grade(str(pair["gold"]), str(pair["pred"]))
     assert verdict.equal is pair["equal"], verdict
@@ -181,7 +186,9 @@ def test_the_last_balanced_box_is_found(text: str, box: str | None) -> None:
         ("", "5", False),
     ],
 )
-def test_the_published_substring_rule_is_kept_with_its_faults(gold: str, pred: str, inside: bool) -> None:
+def test_the_published_substring_rule_is_kept_with_its_faults(
+    gold: str, pred: str, inside: bool
+) -> None:
     assert contains(canonical(gold), canonical(pred)) is inside
 
 

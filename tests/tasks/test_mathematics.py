@@ -34,7 +34,12 @@ def math() -> Any:
         (tagged("", think=r"I get \boxed{0.5}"), "0.5", "answered", True),
         (tagged("0.5", finish="eos"), "0.5", "answered", True),
         (single("<think>x</think>\n<answer>1/2</answer>"), "1/2", "answered", True),
-        (single("<THINK>x</THINK>\n<Answer>\n1/2\n</ANSWER> and <answer>3</answer>"), "1/2", "answered", True),
+        (
+            single("<THINK>x</THINK>\n<Answer>\n1/2\n</ANSWER> and <answer>3</answer>"),
+            "1/2",
+            "answered",
+            True,
+        ),
         (single("<answer>\n1/2", "stop_token"), "1/2", "answered", True),
         (single("<answer>\n1/2", "stop_token", tail="</answer>"), "1/2", "answered", True),
         (single("<answer>\n1/", "max_new_tokens"), "", "truncated", False),
@@ -54,6 +59,16 @@ def test_answer_status_and_verdict(
         assert fields["pred_answer"] == answer
 
 
+def test_prose_counts_only_when_asked_for() -> None:
+    strict, lenient = task("math"), task("math", last_number=True)
+    output = single("<think>3 or 4</think> There are 7 of them, or 1/2.")
+    assert strict.score(HALF, output)["answer_status"] == "no_answer"
+    fields = lenient.score(HALF, output)
+    assert fields["answer_status"] == "answered" and fields["is_correct_pred"]
+    cut = lenient.score(HALF, single("There are 7 of them, or 1/2", "max_new_tokens"))
+    assert cut["answer_status"] == "truncated" and not cut["is_correct_pred"]
+
+
 def test_the_substring_score_stands_beside_the_strict_one(math: Any) -> None:
     fields = math.score(Example("e", "q", "5"), tagged("15"))
     assert fields["is_correct_pred"] is False and fields["is_correct_substring"] is True
@@ -68,10 +83,18 @@ def test_without_gold_nothing_is_right_or_wrong(math: Any) -> None:
 def test_phases_are_think_and_answer_with_forced_tags(math: Any) -> None:
     think, answer = math.phases
     assert (think.name, think.cap, think.opening, think.stop, think.closing) == (
-        "think", 750, "<think>\n", ("</think>",), "</think>\n",
+        "think",
+        750,
+        "<think>\n",
+        ("</think>",),
+        "</think>\n",
     )
     assert (answer.name, answer.cap, answer.opening, answer.stop, answer.closing) == (
-        "answer", 50, "<answer>\n", ("</answer>",), "</answer>",
+        "answer",
+        50,
+        "<answer>\n",
+        ("</answer>",),
+        "</answer>",
     )
     assert math.max_output_tokens == 900
 
@@ -87,11 +110,18 @@ def test_the_embedded_problems_grade_their_own_gold_and_no_other(math: Any) -> N
 def test_some_embedded_golds_are_what_sympy_computes() -> None:
     x, k, n = sympy.symbols("x k n")
     assert sympy.expand((x - 2) * (x**2 + 3 * x - 1)) == x**3 + x**2 - 7 * x + 2
-    assert sympy.simplify(sympy.summation((2 * k - 1) ** 2, (k, 1, n)) - n * (2 * n - 1) * (2 * n + 1) / 3) == 0
+    assert (
+        sympy.simplify(
+            sympy.summation((2 * k - 1) ** 2, (k, 1, n)) - n * (2 * n - 1) * (2 * n + 1) / 3
+        )
+        == 0
+    )
     assert sympy.Rational(5, 14) * sympy.Rational(4, 13) == sympy.Rational(10, 91)
     assert int("244", 6) == 100 and 2**40 == 1099511627776 and 3 / 16 == 0.1875
     assert sympy.expand((3 + 2 * sympy.I) * (1 - 4 * sympy.I)) == 11 - 10 * sympy.I
-    assert sympy.Matrix([[1, 2], [3, 4]]) * sympy.Matrix([[0, 1], [1, 0]]) == sympy.Matrix([[2, 1], [4, 3]])
+    assert sympy.Matrix([[1, 2], [3, 4]]) * sympy.Matrix([[0, 1], [1, 0]]) == sympy.Matrix(
+        [[2, 1], [4, 3]]
+    )
 
 
 def test_the_prompt_is_system_then_the_problem(math: Any) -> None:
@@ -99,7 +129,15 @@ def test_the_prompt_is_system_then_the_problem(math: Any) -> None:
     assert system.role == "system" and user.role == "user"
     assert user.content == ("Problem: What is one half?",)
     text = " ".join("".join(map(str, system.content)).split())
-    for needed in ("no solution", "underdetermined", "750", "reduced", "radicals", "<answer>", "</think>"):
+    for needed in (
+        "no solution",
+        "underdetermined",
+        "750",
+        "reduced",
+        "radicals",
+        "<answer>",
+        "</think>",
+    ):
         assert needed in text
 
 
@@ -138,7 +176,9 @@ def test_openr1_is_one_phase_of_1224_tokens_over_the_train_split() -> None:
     assert [(phase.name, phase.cap) for phase in openr1.phases] == [("output", 1224)]
     assert openr1.source.split == "train" and openr1.source.hub == "open-r1/OpenR1-Math-220k"
     messages = openr1.prompt(HALF).messages
-    assert [m.role for m in messages] == ["user"] and "What is one half?" in str(messages[0].content[0])
+    assert [m.role for m in messages] == ["user"] and "What is one half?" in str(
+        messages[0].content[0]
+    )
 
 
 def test_math500_has_mirrors_also_under_its_plain_name() -> None:
@@ -161,7 +201,9 @@ def test_the_gold_of_a_worked_solution_is_its_result(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("question", ["problem", "question", "prompt", "instruction", "query"])
 @pytest.mark.parametrize("answer", ["answer", "solution", "final_answer", "boxed_answer", "target"])
-def test_every_field_name_of_published_files_is_read(tmp_path: Path, question: str, answer: str) -> None:
+def test_every_field_name_of_published_files_is_read(
+    tmp_path: Path, question: str, answer: str
+) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({question: "q", answer: 0}))
     (example,) = task("math", data={"path": str(path)}).examples()

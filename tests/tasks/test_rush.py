@@ -47,7 +47,10 @@ def test_a_legal_random_walk_is_legal_and_undoing_it_returns_the_board(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(BOARDS), st.sampled_from("ABCDEFGHIJKZ"), st.sampled_from("<>^v"), st.integers(0, 7)
+    st.sampled_from(BOARDS),
+    st.sampled_from("ABCDEFGHIJKZ"),
+    st.sampled_from("<>^v"),
+    st.integers(0, 7),
 )
 def test_what_moves_lists_is_exactly_what_move_allows(
     text: str, letter: str, direction: str, steps: int
@@ -61,7 +64,9 @@ def test_what_moves_lists_is_exactly_what_move_allows(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from([text for text in BOARDS if len(text) <= 25]), st.randoms(use_true_random=False))
+@given(
+    st.sampled_from([text for text in BOARDS if len(text) <= 25]), st.randoms(use_true_random=False)
+)
 def test_the_optimum_changes_by_at_most_one_per_move(text: str, rng: random.Random) -> None:
     board = parse_board(text)
     end, made = walk(board, 1, rng)
@@ -134,7 +139,7 @@ def test_a_solved_board_needs_no_move() -> None:
     assert best is not None and best.moves == ()
 
 
-@pytest.mark.parametrize("size", [4, 5, 6, 7])
+@pytest.mark.parametrize("size", [4, 5, 6])
 def test_generated_sets_are_balanced_and_their_gold_solves_optimally(size: int) -> None:
     recipe = Recipe(size=size, count=7, seed=3, walls=2)
     rows = generate(recipe)

@@ -1,4 +1,7 @@
-"""Equality of two formulas: parsed by math-verify, decided by exact numbers where it rounds, else by its `verify`."""
+"""Equality of two formulas.
+
+Parsed by math-verify, decided by exact numbers where it rounds, else by its `verify`.
+"""
 
 import logging
 import random
@@ -31,14 +34,18 @@ _GREEK = (
     "alpha beta gamma delta zeta eta kappa lambda mu nu xi rho sigma tau phi chi psi omega".split()
 )
 _UNREADABLE = re.compile(
-    r"['\u2032]|\\prime|(?<![\^_\d])\d+ \d|\\text|\\bmod|\\pmod|_ ?_|(?<![a-zA-Z\\])[A-Za-z]{7,}"
+    r"['\"\u2032]|\\(?:cdots|prime|text|bmod|pmod)|_ ?_"
+    r"|(?<![\^_\d])\d+ \d|(?<![a-zA-Z\\])[A-Za-z]{7,}"
 )
+_MIXED = re.compile(r"(?<![\w}.^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}")
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
-_MIXED = re.compile(r"(?<![\w}.^_])(\d+) ?(?=\\frac\{\d+\}\{\d+\})")
 
 
 def rename_capitals(latexes: Sequence[str]) -> list[str]:
-    """Capital variables become Greek letters that occur nowhere: the parser would make them small ones."""
+    """Capital variables become Greek letters that occur nowhere.
+
+    The parser would make them small ones.
+    """
     whole = " ".join(latexes)
     capitals = sorted(set(_capitals(whole)))
     free = [name for name in _GREEK if f"\\{name}" not in whole]
@@ -51,11 +58,9 @@ def parse(latex: str) -> sympy.Basic | None:
     """The expression, or None when the formula cannot be read whole."""
     if _UNREADABLE.search(latex) or "$" in latex:
         return None
-    prepared = _MIXED.sub(r"\1+", latex) if latex.count("\\frac") == 1 else latex
-    prepared = _DECIMAL.sub(_as_fraction, prepared)
-    # brackets around it turn a tail that the grammar would drop into an error
+    prepared = _DECIMAL.sub(_as_fraction, _MIXED.sub(_as_improper, latex))
     found = math_verify_parse(
-        f"$({prepared})$", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None
+        f"${prepared}$", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None
     )
     return found[0] if found else None
 
@@ -75,7 +80,10 @@ def equal(gold: str, pred: str) -> tuple[bool, str]:
 
 
 def proportional(gold: str, pred: str, positive: bool) -> bool:
-    """True when one formula is a non-zero (or positive) constant times the other; neither may vanish."""
+    """True when one formula is a non-zero (or positive) constant times the other.
+
+    Neither may vanish.
+    """
     left, right = (parse(latex) for latex in rename_capitals((gold, pred)))
     if left is None or right is None or _names(left) != _names(right):
         return False
@@ -157,6 +165,11 @@ def _names(expression: Any) -> set[str]:
 def _as_fraction(match: re.Match[str]) -> str:
     whole, part = match[1] or "0", match[2]
     return f"\\frac{{{int(whole + part)}}}{{{10 ** len(part)}}}"
+
+
+def _as_improper(match: re.Match[str]) -> str:
+    whole, top, bottom = map(int, match.groups())
+    return f"\\frac{{{whole * bottom + top}}}{{{bottom}}}"
 
 
 def _capitals(latex: str) -> list[str]:

@@ -4,7 +4,10 @@ _BOX = "\\boxed"
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last balanced `\boxed{...}` (a blank before the brace is fine), or None."""
+    r"""The content of the last balanced `\boxed{...}`.
+
+    (a blank before the brace is fine), or None.
+    """
     start = text.rfind(_BOX)
     while start >= 0:
         brace = start + len(_BOX)

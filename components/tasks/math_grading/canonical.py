@@ -1,4 +1,7 @@
-"""The substring score of published tables: a lossy canonical form, and gold contained in prediction."""
+"""The substring score of published tables.
+
+A lossy canonical form, and gold contained in prediction.
+"""
 
 import re
 
@@ -7,7 +10,10 @@ _SIMPLE_FRACTION = re.compile(r"\\frac\{([^{}\\]+)\}\{([^{}\\]+)\}")
 
 
 def canonical(text: str | None) -> str | None:
-    """Lossy form in which `5` is inside `15` and `(1,2)` equals `12`; kept to compare with published numbers."""
+    """Lossy form in which `5` is inside `15` and `(1,2)` equals `12`.
+
+    Kept to compare with published numbers.
+    """
     if text is None:
         return None
     form = text.strip().translate(_MINUSES)

@@ -65,6 +65,9 @@ _STYLES = re.compile(r"\\(?:displaystyle|textstyle|limits|rm|bf|it)(?![a-zA-Z])"
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|,\\,)\s*(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"(?<=\d)(?:\\,|\\ |~|\\;|\\:)(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!>]|(?<!\\)\\ |~|\\q?quad(?![a-zA-Z])|\s+")
+_LEAD_IN = re.compile(
+    r"(?:so|thus|hence|therefore)?,? ?(?:the )?(?:final )?answer ?(?:is|:) ?:?", re.IGNORECASE
+)
 _PLAIN_WORDS = (
     (re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(r"(?<![a-zA-Z\\])(?:infinity|infty|oo)(?![a-zA-Z])"), r"\\infty "),
@@ -78,8 +81,13 @@ _SQRT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
 
 
 def clean(text: str) -> str:
-    """One line of LaTeX without wrappers, sizes, styles and odd spacing; unknown commands stay as they are."""
-    text = _unwrap(text.strip())
+    """One line of LaTeX without wrappers, sizes, styles and odd spacing.
+
+    Unknown commands stay as they are.
+    """
+    text = text.strip()
+    lead_in = _LEAD_IN.match(text)
+    text = _unwrap(text[lead_in.end() :].strip() if lead_in else text)
     text = _ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2]}}}" if m[1] or m[2] else "\\sqrt", text)
     text = text.translate(_UNICODE)
     text = _SIZES.sub("", text)
@@ -146,7 +154,10 @@ def _bare(mark: str, text: str) -> bool:
 
 
 def _romans(text: str) -> str:
-    r"""`\mathrm{e}` is e, and so is any style around one letter or math; several letters are words."""
+    r"""`\mathrm{e}` is e, and so is any style around one letter or math.
+
+    Several letters are words.
+    """
     while match := _ROMAN.search(text):
         end = closing_brace(text, match.end())
         if end is None:

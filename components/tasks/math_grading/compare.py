@@ -65,7 +65,10 @@ def same(gold: Shape, pred: Shape) -> Outcome:
 
 
 def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
-    """Bring shapes that mean the same together: `x = 5` and `5`, `x > 3` and an interval, a column and a tuple."""
+    """Bring shapes that mean the same together.
+
+    `x = 5` and `5`, `x > 3` and an interval, a column and a tuple.
+    """
     if isinstance(gold, Relation) and not isinstance(pred, Relation):
         gold = _as_other(gold)
     if isinstance(pred, Relation) and not isinstance(gold, Relation):

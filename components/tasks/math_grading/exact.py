@@ -1,4 +1,7 @@
-"""Numbers written without letters, read exactly: integers, decimals, fractions, mixed and repeating ones."""
+"""Numbers written without letters, read exactly.
+
+Integers, decimals, fractions, mixed and repeating ones.
+"""
 
 import re
 from fractions import Fraction
@@ -76,6 +79,7 @@ def _repeating(body: str) -> Fraction | None:
     if match is None:
         return None
     whole, lead, cycle = match[1] or "0", match[2], match[3]
-    shift = 10 ** len(lead)
-    period = Fraction(int(cycle), 10 ** len(cycle) - 1)
+    shift: int = 10 ** len(lead)
+    nines: int = 10 ** len(cycle) - 1
+    period = Fraction(int(cycle), nines)
     return int(whole) + (Fraction(int(lead or "0")) + period) / shift

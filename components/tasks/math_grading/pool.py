@@ -39,7 +39,10 @@ class Pool:
             self._idle.put(None)
 
     def grade(self, gold: str, pred: str) -> Verdict:
-        """Compare two answers; safe from any thread, and never longer than the limit once a worker runs."""
+        """Compare two answers; safe from any thread.
+
+        And never longer than the limit once a worker runs.
+        """
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive():
@@ -78,8 +81,8 @@ class _Worker:
         self._end = weakref.finalize(self, _stop, self.process)
         if not self._read(START_SECONDS):
             raise GraderError(
-                f"the grading process ended or hung at its start (exit status {self.process.poll()}); "
-                "its message stands above. It needs the packages math-verify and latex2sympy2_extended"
+                "the grading process ended or hung at its start; its message stands above. "
+                f"It needs the package math-verify (exit status {self.process.poll()})"
             )
 
     def alive(self) -> bool:

@@ -1,4 +1,7 @@
-"""Reads the outer shape of a cleaned answer: list, tuple, interval, set, union, matrix, relation, quantity, text."""
+"""Reads the outer shape of a cleaned answer.
+
+List, tuple, interval, set, union, matrix, relation, quantity, text.
+"""
 
 import re
 from dataclasses import dataclass
@@ -222,9 +225,12 @@ def is_words(text: str) -> bool:
 
 
 def fold(text: str) -> str:
-    """Words without case, blanks, punctuation and text commands; digits and mathematical signs stay."""
+    """Words without case, blanks, punctuation and text commands.
+
+    Digits and mathematical signs stay.
+    """
     bare = re.sub(r"\\(?:text|mathrm) ?", "", text)
-    return re.sub(r"[\s{}().,;:!?'\"$~]|\\(?=[ ,;:!])", "", bare).casefold()
+    return re.sub(r"[\s{}();:!?'\"$~]|[.,](?!\d)|(?<!\d)[.,]|\\(?=[ ,;:!])", "", bare).casefold()
 
 
 def _relation(text: str) -> Relation | None:

@@ -36,7 +36,8 @@ _CANON = {word: canon for canon, words in _SPELLINGS.items() for word in words.s
 _WHOLE = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "fps": "ft/s"}
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _BARE = re.compile(
-    r"(.*[\d}!)])( ?)((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z]+(?:(?: ?/ ?| per )[A-Za-z]+)?)( ?\^ ?\{?[23]\}?)?"
+    r"(.*[\d}!)])( ?)((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z]+(?:(?: ?/ ?| per )[A-Za-z]+)?)"
+    r"( ?\^ ?\{?[23]\}?)?"
 )
 _TEXT = re.compile(r"(.*[^\s\\]) ?\\text ?\{([^{}]*)\} ?(\^ ?\{? ?\d ?\}?)?")
 _FUNCTIONS = {
@@ -57,10 +58,12 @@ _FUNCTIONS = {
 
 
 def split_unit(text: str) -> tuple[str, str | None]:
-    r"""A cleaned answer without its unit, and the unit in its one spelling; None when it has no unit.
+    r"""A cleaned answer without its unit, and the unit in its one spelling.
 
-    Read from a trailing `\text{...}`, a degree sign, a dollar sign in front, or a known or long bare word
-    after a number.
+    None when it has no unit.
+
+    Read from a trailing `\text{...}`, a degree sign, a dollar sign in front, or a known or long
+    bare word after a number.
     """
     if text.startswith("\\$") or text.startswith("$"):
         return text.lstrip("\\$").strip(), "dollar"

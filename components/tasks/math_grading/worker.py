@@ -1,8 +1,9 @@
 """The grading process: `python -m components.tasks.math_grading.worker SECONDS MEGABYTES`.
 
-A supervisor reads one JSON job a line (`{"gold", "pred"}`) and answers one JSON verdict a line. A child forked from
-it does the grading; a child that overstays its time or dies is replaced in milliseconds, since the imports are done.
-Everything runs in main threads of single-threaded processes, and nothing of the texts is ever executed.
+A supervisor reads one JSON job a line (`{"gold", "pred"}`) and answers one JSON verdict a line. A
+child forked from it does the grading; a child that overstays its time or dies is replaced in
+milliseconds, since the imports are done. Everything runs in main threads of single-threaded
+processes, and nothing of the texts is ever executed.
 """
 
 import json

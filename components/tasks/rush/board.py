@@ -18,7 +18,10 @@ class IllegalMove(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece by its first cell (top or left), its length and its axis. Its letter never changes."""
+    """A piece by its first cell (top or left), its length and its axis.
+
+    Its letter never changes.
+    """
 
     letter: str
     row: int
@@ -90,9 +93,8 @@ class Board:
             blocked = taken.intersection(moved.cells(self.size))
             if blocked:
                 cell = min(blocked)
-                raise IllegalMove(
-                    f"{move} is blocked at row {cell // self.size + 1}, column {cell % self.size + 1}"
-                )
+                row, col = divmod(cell, self.size)
+                raise IllegalMove(f"{move} is blocked at row {row + 1}, column {col + 1}")
         pieces = tuple(moved if p.letter == piece.letter else p for p in self.pieces)
         return replace(self, pieces=pieces)
 
@@ -134,7 +136,9 @@ class Board:
 
 
 def parse_board(text: str) -> Board:
-    """Read a board: N*N characters row major, blanks and line ends ignored, `o` or `.` empty, `x` a wall.
+    """Read a board: N*N characters row major, blanks and line ends ignored.
+
+    `o` or `.` empty, `x` a wall.
 
     Raises:
         BoardError: not a square, an unknown character, a bent piece, or no two-cell horizontal A.

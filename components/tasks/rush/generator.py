@@ -17,7 +17,8 @@ FRUITLESS_LAYOUTS = 3_000  # give up after so many layouts without a new board
 class Recipe:
     """What to generate: `count` boards of one size, spread evenly over the difficulties.
 
-    A board is easy below `medium_from` moves, hard from `hard_from`; boards of one move are never made.
+    A board is easy below `medium_from` moves, hard from `hard_from`; boards of one move are never
+    made.
     """
 
     size: int = 6
@@ -58,7 +59,9 @@ class Recipe:
 
 
 def generate(recipe: Recipe) -> list[dict[str, Any]]:
-    """Boards as rows: id, board, size, moves, solution (a list of tokens), difficulty; easy ones first.
+    """Boards as rows: id, board, size, moves, solution (a list of tokens), difficulty.
+
+    Easy ones first.
 
     Raises:
         ValueError: the recipe cannot be met, such as hard boards of size 3.
@@ -74,7 +77,8 @@ def generate(recipe: Recipe) -> list[dict[str, Any]]:
         fruitless += 1
         if fruitless > FRUITLESS_LAYOUTS:
             raise ValueError(
-                f"size {recipe.size} gave no further {wanted[-1]} board in {FRUITLESS_LAYOUTS} layouts; "
+                f"size {recipe.size} gave no further {wanted[-1]} board "
+                f"in {FRUITLESS_LAYOUTS} layouts; "
                 "ask for fewer boards, another size, or lower --medium-from and --hard-from"
             )
         if board is None or str(board) in seen:
@@ -105,7 +109,10 @@ def _row(board: Board, tokens: list[str], difficulty: str) -> dict[str, Any]:
 
 
 def _one(recipe: Recipe, rng: random.Random, wanted: str) -> Board | None:
-    """A position of a random layout whose optimum is in the wanted class, lettered by first appearance."""
+    """A position of a random layout whose optimum is in the wanted class.
+
+    Lettered by first appearance.
+    """
     layout = _layout(recipe, rng)
     distances = _distances(layout)
     fitting: dict[int, list[int]] = {}
@@ -151,7 +158,10 @@ def _tries(size: int, rng: random.Random) -> Iterator[Piece]:
 
 
 def _distances(board: Board) -> dict[int, int]:
-    """Optimal number of slides to a solution for every position reachable from `board`; empty if too many."""
+    """Optimal number of slides to a solution for every position reachable from `board`.
+
+    Empty if too many.
+    """
     search = Search(board)
     reach = {search.start: search.occupied(search.start)}
     stack = [search.start]

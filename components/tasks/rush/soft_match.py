@@ -1,4 +1,7 @@
-"""Partial credit for a move sequence by comparing tokens with gold sequences; no board is looked at."""
+"""Partial credit for a move sequence by comparing tokens with gold sequences.
+
+No board is looked at.
+"""
 
 import re
 from collections import Counter
@@ -18,7 +21,10 @@ _PART = re.compile(r"\s*([A-Za-z])([<>^vV])(\d+)\s*")
 
 
 def canonical(text: str) -> str | None:
-    """`b V2` style text as tokens joined by commas (letter upper, v lower); None when a part is not a token."""
+    """`b V2` style text as tokens joined by commas (letter upper, v lower).
+
+    None when a part is not a token.
+    """
     tokens = []
     for part in text.replace("\r", " ").replace("\n", " ").split(","):
         if not part.strip():
@@ -34,8 +40,8 @@ def canonical(text: str) -> str | None:
 def canonical_set(gold: object) -> list[str]:
     """Gold alternatives, canonical and sorted.
 
-    A string, or a list of tokens, is one sequence; a list of lists or of whole sequences is a set of
-    alternatives. Alternatives that do not parse are dropped.
+    A string, or a list of tokens, is one sequence; a list of lists or of whole sequences is a set
+    of alternatives. Alternatives that do not parse are dropped.
     """
     found = (canonical(option) for option in _options(gold))
     return sorted({option for option in found if option})

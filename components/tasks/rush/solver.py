@@ -1,4 +1,7 @@
-"""Exact breadth-first search for Rush Hour: the optimum, and the lexicographically smallest optimal sequence."""
+"""Exact breadth-first search for Rush Hour.
+
+The optimum, and the lexicographically smallest optimal sequence.
+"""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +25,10 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """What the search needs of one piece: `cells[p]` is the bit mask at position p, `track` its whole line."""
+    """What the search needs of one piece.
+
+    `cells[p]` is the bit mask at position p, `track` its whole line.
+    """
 
     letter: str
     vertical: bool
@@ -76,7 +82,9 @@ class Search:
         return found
 
     def layers(self) -> list[dict[int, int]]:
-        """Positions by distance from the start (state -> mask), up to the first layer that solves the board.
+        """Positions by distance from the start.
+
+        (state -> mask), up to the first layer that solves the board.
 
         Empty when no layer does.
         """
@@ -115,7 +123,10 @@ class Search:
 
 
 def solve(board: Board) -> Solution | None:
-    """The optimal sequence that is smallest as a comma list, or None when the board has no solution."""
+    """The optimal sequence that is smallest as a comma list.
+
+    Or None when the board has no solution.
+    """
     search = Search(board)
     layers = search.layers()
     if not layers:
