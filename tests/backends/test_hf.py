@@ -76,18 +76,17 @@ def test_a_stop_string_is_found_inside_a_token_and_across_two(
     decoder: str, tiny_llama: Maker, plain: list[Generation]
 ) -> None:
     text, ends = plain[2].text, [0, *(plain[2].ends or [])]
-    long = [n for n in range(23) if ends[n + 1] - ends[n] >= 4 and ends[n + 2] - ends[n + 1] >= 2]
-    found = [
-        (stop, place + used)
-        for place in long
-        for used, stop in (
-            (1, text[ends[place] + 1 : ends[place + 1] - 1]),
-            (2, text[ends[place + 1] - 2 : ends[place + 1] + 1]),
-        )
-        if text.index(stop) in (ends[place] + 1, ends[place + 1] - 2)
+    inside = [
+        (text[ends[n] + 1 : ends[n + 1] - 1], n + 1)
+        for n in range(23)
+        if ends[n + 1] - ends[n] > 3 and text.index(text[ends[n] + 1 : ends[n + 1] - 1]) > ends[n]
     ]
-    assert {used - place for (_, used), place in zip(found, [long[0]] * 2)} == {1, 2}
-    for stop, used in found[:2]:
+    across = [
+        (text[ends[n] - 2 : ends[n] + 1], n + 1)
+        for n in range(1, 23)
+        if ends[n] - ends[n - 1] > 2 and text.index(text[ends[n] - 2 : ends[n] + 1]) > ends[n - 1]
+    ]
+    for stop, used in (inside[0], across[0]):
         row = answers(backend(tiny_llama(), decoder=decoder), [request(2, cap=24, stop=(stop,))])[0]
         assert row.token_ids == plain[2].token_ids[:used]
         assert row.text == text.partition(stop)[0] and row.tail.startswith(stop)
