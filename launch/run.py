@@ -20,7 +20,7 @@ from launch.run_files import log_into, write_config_once
 from launch.screen import Progress, print_summary, show_dry_run
 from pipeline.executor import execute
 from pipeline.point import Point
-from pipeline.protocols import Backend
+from pipeline.protocols import Backend, BackendLostError
 from pipeline.rows import StoreError
 from pipeline.session import Session
 from pipeline.spec import SpecError
@@ -33,7 +33,7 @@ def main(config: DictConfig) -> None:
     """Run one point; Hydra calls it once per point of a sweep."""
     try:
         status = run_config(config)
-    except (SpecError, StoreError) as error:
+    except (SpecError, StoreError, BackendLostError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
     if status:

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pipeline.budget import BudgetSpentError
 from pipeline.point import Point
-from pipeline.protocols import Backend, Example
+from pipeline.protocols import Backend, BackendLostError, Example
 from pipeline.rows import Row, StoreError
 from pipeline.session import Session, open_session
 
@@ -79,7 +80,7 @@ class _Loop:
     def _fill(self) -> bool:
         """Open traces up to the backend's capacity; False when none is open and none is left."""
         while len(self.open) < self.backend.capacity and not self.stop.is_set():
-            item = next((w for w in self.work if not w[0].broken), None)
+            item = next((w for w in self.work if not w[0].over), None)
             if item is None:
                 break
             session, example, sample = item
@@ -102,8 +103,10 @@ class _Loop:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, StoreError):
+        if isinstance(error, StoreError | BackendLostError):
             raise error
+        if isinstance(error, BudgetSpentError):
+            return
         if error is None:
             if task.result() is not None:  # None: another writer has it
                 self.on_row(session, task.result())

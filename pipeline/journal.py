@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
@@ -63,6 +64,10 @@ class Journal:
     def get(self, entry: Entry) -> Generation | None:
         """The generation that an earlier attempt finished, if any."""
         return self._known.get(entry)
+
+    def known(self) -> Iterable[Generation]:
+        """All that earlier attempts left."""
+        return self._known.values()
 
     def put(self, entry: Entry, generation: Generation) -> None:
         """Append one generation.

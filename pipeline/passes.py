@@ -1,11 +1,11 @@
 """The pass object of a row: output text, entropies, tokens, markers, tags (seed S0, facts 0.3)."""
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.extras import finite_mean, join_extras
 from pipeline.markers import INJECTED, excerpt, find_markers
 from pipeline.protocols import Cue, Example, Generation, Phase
 from pipeline.spec import digest
@@ -72,12 +72,6 @@ def valid_tags(text: str) -> bool:
     return [f"{slash}{name.lower()}" for slash, name in TAGS.findall(text)] == TAG_ORDER
 
 
-def finite_mean(values: Sequence[float] | None) -> float | None:
-    """Mean of the finite values; None without any."""
-    finite = [value for value in values or () if math.isfinite(value)]
-    return math.fsum(finite) / len(finite) if finite else None
-
-
 def joined(generations: Sequence[Generation], name: str) -> list[Any] | None:
     """A token series over all phases; None where a phase lacks it."""
     parts = [getattr(generation, name) for generation in generations]
@@ -142,7 +136,7 @@ def entropy_fields(
 
 def token_fields(phases: Sequence[Phase], generations: Sequence[Generation]) -> dict[str, Any]:
     """Counts and stop reasons per phase; they do not depend on what is kept of the entropies."""
-    counts = [len(generation.token_ids) for generation in generations]
+    counts = [generation.count for generation in generations]
     fields: dict[str, Any] = {"tokens_total": sum(counts)}
     for phase, generation, count in zip(phases, generations, counts, strict=True):
         fields[f"tokens_{phase.name}"] = count
@@ -186,9 +180,7 @@ def build_pass(
         fields["entropies"] = joined(generations, "entropies")
         fields["logprobs"] = joined(generations, "logprobs")
         fields["token_ends"] = output.ends
-    for generation in generations:
-        fields |= generation.extra
-    return fields
+    return fields | join_extras(phases, generations, keep.arrays and keep.entropy == "full")
 
 
 def generations_of(fields: dict[str, Any], phases: Sequence[Phase]) -> list[Generation]:
@@ -204,6 +196,7 @@ def generations_of(fields: dict[str, Any], phases: Sequence[Phase]) -> list[Gene
                 text=fields["output"][begin:end],
                 tail=fields.get("tails", {}).get(phase.name, ""),
                 finish_reason=fields[f"stop_reason_{phase.name}"],
+                num_tokens=None if ids else count,
             )
         )
         at += count

@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.budget import Priced
 from pipeline.passes import cue_hash
 from pipeline.phases import resolve_phases
-from pipeline.protocols import Backend, Cue, Example, Phase, Piece, Prompt, Task
+from pipeline.protocols import FILTERS, Backend, Cue, Example, Phase, Piece, Prompt, Task
 from pipeline.rows import Key, Row
 from pipeline.slicing import select
-from pipeline.spec import RunSpec, digest, require
+from pipeline.spec import RunSpec, Sampling, digest, require
 from pipeline.trace import stored_passes
 
 NOT_ROW_CHANGING = (
@@ -36,6 +37,7 @@ class Point:
     cues: tuple[Cue, ...]
     identity: dict[str, Any]
     step: int
+    entropy: str = "exact"  # or why it is null in every row
     overrides: Sequence[str] = ()
     sources: dict[str, str] | None = None  # sampling parameter -> where its value came from
 
@@ -80,10 +82,7 @@ class Point:
 def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
     """Load data, resolve phases and identity, refuse what the backend cannot do. Loads no model."""
     phases = resolve_phases(task, backend, spec)
-    if spec.run.entropy != "none":
-        rule = f"be none with backend {backend.name}, which cannot tell the exact entropy"
-        able = backend.capabilities.entropy or backend.capabilities.logprobs
-        require(able, "run.entropy", rule, spec.run.entropy)
+    _refuse_what_it_cannot(spec, backend)
     everything = task.examples()
     require(len(everything) > 0, "task.data", "hold at least one example", 0)
     cues = tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())
@@ -96,7 +95,37 @@ def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
         cues=cues,
         identity=_identity(spec, task, everything, phases) | model,
         step=int(model.get("model.step") or 0),
+        entropy=_entropy_note(spec, backend),
     )
+
+
+def _refuse_what_it_cannot(spec: RunSpec, backend: Backend) -> None:
+    """Sampling filters and budgets that the backend cannot honour."""
+    off = Sampling()
+    for name in sorted(set(FILTERS) - set(backend.capabilities.filters)):
+        value, neutral = (
+            getattr(spec.sampling, name),
+            1.0 if name == "top_p" else getattr(off, name),
+        )
+        rule = f"be {neutral:g} (off) with backend {backend.name}, which does not take it"
+        require(value == neutral, f"sampling.{name}", rule, value)
+    if spec.run.budget is not None:
+        rule = f"be null with backend {backend.name}, whose model has no price (backend.prices)"
+        able = isinstance(backend, Priced) and backend.priced()
+        require(able, "run.budget", rule, spec.run.budget)
+
+
+def _entropy_note(spec: RunSpec, backend: Backend) -> str:
+    if spec.run.entropy == "none":
+        return "null: run.entropy=none"
+    if backend.capabilities.entropy:
+        return "exact, over the full vocabulary"
+    if backend.capabilities.logprobs:
+        return (
+            f"null: backend {backend.name} shows the likeliest tokens at most; where it does, "
+            "entropy_lower_bound is what they imply: the exact mean cannot be below it"
+        )
+    return f"null: backend {backend.name} shows no probabilities"
 
 
 def _identity(

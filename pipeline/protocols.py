@@ -7,6 +7,11 @@ from typing import Any, Literal, Protocol, Self
 from pipeline.spec import Sampling
 
 FinishReason = Literal["stop_token", "eos", "max_new_tokens", "other"]
+FILTERS = ("top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class BackendLostError(RuntimeError):
+    """A backend cannot go on (refused key, refused setting): the run ends, what is whole stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,9 @@ class Generation:
     the kept ids spell from the stop string on (empty unless finish_reason is `stop_token`).
     `entropies` (nats, full vocabulary) and `logprobs` hold one number per id, or are None where the
     backend cannot tell or was not asked. `ends[i]` is the length of the text (tail included) after
-    id i. `prompt_cut` counts prompt tokens lost to `model.max_length`. `extra` holds the backend's
-    own columns (usage, endpoint, reasoning ...).
+    id i. `prompt_cut` counts prompt tokens lost to `model.max_length`. A backend that sees no ids
+    leaves `token_ids` empty, sets `num_tokens`, and gives one logprob per generated token. `extra`
+    holds the backend's own columns; pipeline/extras.py says how those of several phases join.
     """
 
     token_ids: list[int]
@@ -69,7 +75,13 @@ class Generation:
     ends: list[int] | None = None
     seconds: float = 0.0
     prompt_cut: int = 0
+    num_tokens: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Generated tokens; 0 where neither ids nor a count are known."""
+        return self.num_tokens if self.num_tokens is not None else len(self.token_ids)
 
 
 Piece = str | Generation
@@ -134,6 +146,7 @@ class Capabilities:
     beams: bool = False
     many_per_request: bool = False
     streaming: bool = False
+    filters: tuple[str, ...] = FILTERS  # of Sampling, those it honours; others must be off
 
 
 class Task(Protocol):

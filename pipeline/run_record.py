@@ -18,7 +18,17 @@ from pipeline.point import Point
 from pipeline.rows import create_once, write_atomically
 from pipeline.spec import SpecError
 
-PACKAGES = ("hydra-core", "omegaconf", "torch", "transformers", "datasets", "deepspeed", "submitit")
+PACKAGES = (
+    "hydra-core",
+    "omegaconf",
+    "torch",
+    "transformers",
+    "datasets",
+    "deepspeed",
+    "submitit",
+    "openai",
+    "aiohttp",
+)
 
 
 class RunRecord:
@@ -87,6 +97,7 @@ class RunRecord:
             "fingerprint": point.fingerprint,
             "identity": point.identity,
             "step": point.step,
+            "entropy": point.entropy,
             "spec": asdict(point.spec),
             "sampling": effective,
             "overrides": list(point.overrides),

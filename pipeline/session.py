@@ -8,7 +8,9 @@ from contextlib import suppress
 from io import FileIO
 from typing import Any
 
+from pipeline.budget import Budget, cost_of
 from pipeline.claims import Claims
+from pipeline.extras import ROW_COLUMNS, lift, repeats
 from pipeline.journal import Journal
 from pipeline.leases import Held, Leases
 from pipeline.passes import generations_of
@@ -63,6 +65,7 @@ class Session:
         self.total = len(point.examples) * point.spec.sampling.num_samples
         self.failures: list[BaseException] = []
         self._elsewhere = False
+        self.budget = self._budget()
         self._shown: dict[str, asyncio.Future[Passed]] = {}
         if self.todo:
             self.record.begin()
@@ -86,7 +89,7 @@ class Session:
 
     def work(self) -> Iterator[tuple[Example, int]]:
         """The traces that this writer may begin, claimed as they are asked for."""
-        while not self.broken and (lease := self.claims.take(self.todo)):
+        while not self.over and (lease := self.claims.take(self.todo)):
             if self.shared:
                 self.rows.refresh(parts=lease.epoch > 1)
                 if lease.epoch > 1:
@@ -107,10 +110,24 @@ class Session:
         self.rows.refresh()
         return self.claims.in_doubt(self.left())
 
+    def _budget(self) -> Budget:
+        """What is left of `run.budget` after what rows and journal of earlier attempts cost."""
+        limit = self.point.spec.run.budget
+        if limit is None:
+            return Budget(None)
+        known = (self.rows.read(key) for key in self.rows.lines)
+        kept = (generation.extra for generation in self.journal.known())
+        return Budget(limit, cost_of(known) + cost_of(kept))
+
     @property
     def broken(self) -> bool:
         """Whether more traces failed than `run.max_failed` allows."""
         return len(self.failures) > self.point.spec.run.max_failed
+
+    @property
+    def over(self) -> bool:
+        """Whether no further trace may begin."""
+        return self.broken or self.budget.exhausted
 
     async def run_trace(
         self, example: Example, sample: int, number: int, backend: Backend
@@ -126,6 +143,7 @@ class Session:
             cues=point.cues,
             backend=backend,
             journal=self.journal,
+            budget=self.budget,
             example=example,
             sample=sample,
             number=number,
@@ -134,7 +152,7 @@ class Session:
         )
         try:
             passes = await trace.run()
-            row = self._row(example, sample, backend, passes)
+            row = self._row(example, sample, backend, passes, stored or {})
             if not await asyncio.to_thread(self._store, key, row):
                 return None
         finally:
@@ -176,8 +194,12 @@ class Session:
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting
 
-    def _row(self, example: Example, sample: int, backend: Backend, passes: dict[str, Any]) -> Row:
+    def _row(
+        self, example: Example, sample: int, backend: Backend, passes: dict[str, Any], stored: Row
+    ) -> Row:
         spec, point = self.point.spec, self.point
+        lifted, passes = lift(passes)
+        own = {name: stored[name] for name in ROW_COLUMNS if name in stored} | lifted
         caps = {phase.name: phase.cap for phase in point.phases}
         return {
             **example.metadata,
@@ -193,6 +215,7 @@ class Session:
             "model": spec.model.name,
             "revision": spec.model.revision,
             "backend": backend.name,
+            **own,
             "quantization": point.identity.get("quantization"),
             **{name: getattr(spec.sampling, name) for name in SAMPLING_COLUMNS},
             "think_cap": caps.get("think"),
@@ -242,6 +265,8 @@ class Session:
         status = self.status
         self.journal.close(everything_finished=status == "complete" and not self.shared)
         if self.record.attempt:
+            if self.budget.exhausted:
+                self.record.attempt["stopped_by"] = self.budget.sentence()
             self.record.close(status, backend)
         if self.rows.complete.issuperset(self.point.canonical_order()):
             self._finish()
@@ -289,6 +314,5 @@ async def open_session(point: Point, stop: asyncio.Event) -> Session | None:
 
 def _tokens(passes: dict[str, Any]) -> int:
     """Tokens of all passes, `pass2` as a repetition of a lettered one not counted twice."""
-    lettered = any(name.startswith("pass2") and len(name) == 6 for name in passes)
-    names = [name for name in passes if not (lettered and name == "pass2")]
+    names = [name for name in passes if not repeats(name, passes)]
     return sum(passes[name]["tokens_total"] for name in names if passes[name])

@@ -133,6 +133,7 @@ class Run:
     entropy: str = "full"
     arrays: bool = True
     max_failed: int = 20
+    budget: float | None = None  # USD, over all attempts; needs a backend with prices
     cache_dir: str | None = None
     dry: bool = False
     shards: int = 1  # above 1: any number of processes share the rows, chunk by chunk
@@ -164,6 +165,12 @@ class Run:
         require(
             self.missing in MISSING_MODES, "run.missing", f"be in {MISSING_MODES}", self.missing
         )
+        require(
+            self.budget is None or self.budget > 0, "run.budget", "be null or above 0", self.budget
+        )
+        alone = self.budget is None or self.shards == 1
+        rule = "be null with run.shards above 1, whose writers do not see each other's spending"
+        require(alone, "run.budget", rule, self.budget)
         require(self.max_failed >= 0, "run.max_failed", "be 0 or more", self.max_failed)
         sample = self.second_pass_sample
         require(sample is None or sample >= 0, "run.second_pass_sample", "be 0 or more", sample)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.budget import Budget
 from pipeline.journal import PASS1, Entry, Journal
 from pipeline.passes import Keep, build_pass, cue_hash, generations_of, lead_text
 from pipeline.phases import assistant_turn
@@ -37,6 +38,7 @@ class Trace:
     cues: tuple[Cue, ...]
     backend: Backend
     journal: Journal
+    budget: Budget
     example: Example
     sample: int
     number: int
@@ -112,8 +114,11 @@ class Trace:
         known = self.journal.get(entry)
         if known is not None:
             return known
-        generation = await self.backend.generate(self._request(prompt, phase, cue))
-        self.journal.put(entry, generation)
+        request = self._request(prompt, phase, cue)
+        async with self.budget.aside(self.backend, request) as made:
+            generation = await self.backend.generate(request)
+            self.journal.put(entry, generation)
+            made.append(generation)
         await asyncio.to_thread(self.journal.sync)
         return generation
 

@@ -1,0 +1,212 @@
+"""What services answer: three response shapes, and the many ways in which they are filled."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.protocols import FinishReason
+
+ENDINGS: dict[str | None, FinishReason] = {
+    "stop": "eos",
+    "completed": "eos",
+    "end_turn": "eos",
+    "eos": "eos",
+    "length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "max_output_tokens": "max_new_tokens",
+}
+
+
+class BadAnswerError(RuntimeError):
+    """The service answered with something that holds no answer; asking again may help.
+
+    `status` is the HTTP status that it amounts to.
+    """
+
+    def __init__(self, message: str, status: int = 502) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Said:
+    """One choice of a response: its text, why it ended, and what else it tells."""
+
+    text: str
+    ending: FinishReason
+    matched: str | None = None  # the stop string that ended it, where the service says so
+    tells_stop: bool = False  # the service says whether a stop string ended it
+    tokens: Sequence[Mapping[str, Any]] | None = None  # token, logprob, top: {token: logprob}
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Answered:
+    """A whole response: its choices, the usage under one set of names, the model's exact name."""
+
+    choices: list[Said]
+    usage: dict[str, Any]
+    model: str | None
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object of a response's body."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        shown = body[:80].decode(errors="replace")
+        raise BadAnswerError(f"the response is no JSON: {shown!r}") from None
+    if not isinstance(value, dict):
+        raise BadAnswerError(f"the response is no JSON object but {type(value).__name__}")
+    _refuse_error(value.get("error"))
+    return value
+
+
+def read(value: Mapping[str, Any]) -> Answered:
+    """The choices of a decoded chat, completion or Responses answer."""
+    try:
+        choices = [_response(value)] if "output" in value else _choices(value)
+        usage = normal_usage(value.get("usage") or {})
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise BadAnswerError(
+            f"the response has an unknown shape ({type(error).__name__}: {error})"
+        ) from None
+    if not choices:
+        raise BadAnswerError("the response holds no choice")
+    return Answered(choices, usage, value.get("model"))
+
+
+def _refuse_error(error: object) -> None:
+    """Some services report an error under status 200."""
+    if not error:
+        return
+    found = error if isinstance(error, Mapping) else {"message": str(error)}
+    code = found.get("code")
+    status = code if isinstance(code, int) else 502
+    raise BadAnswerError(f"the service reports: {found.get('message')}", status)
+
+
+def _choices(value: Mapping[str, Any]) -> list[Said]:
+    ordered = sorted(value.get("choices") or (), key=lambda choice: choice.get("index") or 0)
+    return [_choice(choice) for choice in ordered]
+
+
+def _choice(choice: Mapping[str, Any]) -> Said:
+    _refuse_error(choice.get("error"))
+    message = choice.get("message")
+    content = choice["text"] if message is None else message.get("content")
+    extra = {} if message is None else _aside(message)
+    reason = choice.get("finish_reason")
+    if reason not in ENDINGS and reason is not None:
+        extra["ended_by"] = reason
+    if content is None:
+        _explain_null(extra, reason)
+    matched = choice.get("stop_reason")
+    return Said(
+        text=_flat(content),
+        ending=ENDINGS.get(reason, "other"),
+        matched=matched if isinstance(matched, str) else None,
+        tells_stop="stop_reason" in choice,
+        tokens=_tokens(choice.get("logprobs")),
+        extra=extra,
+    )
+
+
+def _explain_null(extra: dict[str, Any], reason: str | None) -> None:
+    """A null content is an empty answer where the service says why, else no answer at all."""
+    why = [name for name in ("reasoning", "refusal", "tool_calls") if name in extra]
+    if not why and reason in (None, "stop"):
+        raise BadAnswerError("the content is null and nothing says why")
+    extra["content_null"] = why[0] if why else reason
+
+
+def _flat(content: object) -> str:
+    """Content as text; some services send a list of parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        return "".join(part.get("text") or "" for part in content)
+    raise TypeError(f"content is {type(content).__name__}")
+
+
+def _aside(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What a message holds beside its content: reasoning under any of its names, a refusal."""
+    extra: dict[str, Any] = {}
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    details = message.get("reasoning_details") or ()
+    parts = [part.get("text") or part.get("summary") or "" for part in details]
+    reasoning = reasoning or "".join(parts)
+    if reasoning:
+        extra["reasoning"] = str(reasoning)
+    for name in ("refusal", "tool_calls"):
+        if message.get(name):
+            extra[name] = message[name]
+    return extra
+
+
+def _tokens(found: object) -> list[dict[str, Any]] | None:
+    """Token logprobs, from the chat shape or the older one of parallel lists."""
+    if not isinstance(found, Mapping):
+        return None
+    if isinstance(found.get("content"), Sequence):
+        return [_token(item) for item in found["content"]] or None
+    texts, chosen = found.get("tokens"), found.get("token_logprobs")
+    if not isinstance(texts, Sequence) or not isinstance(chosen, Sequence):
+        return None
+    tops = found.get("top_logprobs") or [None] * len(texts)
+    triples = zip(texts, chosen, tops, strict=True)
+    return [{"token": t, "logprob": p, "top": list((top or {}).values())} for t, p, top in triples]
+
+
+def _token(item: Mapping[str, Any]) -> dict[str, Any]:
+    top = [other["logprob"] for other in item.get("top_logprobs") or ()]
+    return {"token": item.get("token", ""), "logprob": item.get("logprob"), "top": top}
+
+
+def _response(value: Mapping[str, Any]) -> Said:
+    """The one answer of the Responses API: messages and reasoning in a list of items."""
+    items = value.get("output") or ()
+    extra: dict[str, Any] = {}
+    texts: list[str] = []
+    tokens: list[dict[str, Any]] = []
+    for item in items:
+        if item.get("type") == "reasoning":
+            parts = item.get("summary") or item.get("content") or ()
+            extra["reasoning"] = extra.get("reasoning", "") + _flat(parts)
+        for part in (item.get("content") or ()) if item.get("type") == "message" else ():
+            if part.get("type") == "refusal":
+                extra["refusal"] = part.get("refusal")
+            else:
+                texts.append(part.get("text") or "")
+                tokens += [_token(one) for one in part.get("logprobs") or ()]
+    extra = {name: text for name, text in extra.items() if text}
+    reason = (value.get("incomplete_details") or {}).get("reason") or value.get("status")
+    if reason not in ENDINGS:
+        extra["ended_by"] = reason
+    if not texts:
+        _explain_null(extra, "stop" if reason == "completed" else reason)
+    return Said("".join(texts), ENDINGS.get(reason, "other"), tokens=tokens or None, extra=extra)
+
+
+def normal_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Usage under the names of chat completions; cached and reasoning tokens where reported."""
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+    made = usage.get("completion_tokens", usage.get("output_tokens"))
+    asked = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    told = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+    whole = usage.get("total_tokens")
+    if whole is None and prompt is not None and made is not None:
+        whole = prompt + made
+    found = {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": whole,
+        "cached_tokens": asked.get("cached_tokens"),
+        "reasoning_tokens": told.get("reasoning_tokens"),
+        "cost": usage.get("cost"),
+    }
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}

@@ -1,0 +1,169 @@
+"""Requests on the wire, and what a service turned out not to take."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.protocols import Message, Piece, Prompt, Request
+from pipeline.spec import Sampling
+
+APIS = ("chat", "completions", "responses")
+PATHS = {"chat": "/chat/completions", "completions": "/completions", "responses": "/responses"}
+CAP_NAMES = {
+    "chat": ("max_tokens", "max_completion_tokens"),
+    "completions": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+}
+# Parameters that may be left out without changing what is asked for: the value that makes it so.
+NEUTRAL: dict[str, object] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+OPTIONAL = ("seed", "n", "stop", "logprobs", "top_logprobs", "include", "store", "usage")
+SEEDS = 2**31
+EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # not in the official API
+
+
+class RefusedParameterError(RuntimeError):
+    """A service does not take a parameter that the run cannot do without.
+
+    `rule` completes "must ..."; `key` is the config key.
+    """
+
+    def __init__(self, key: str, rule: str, value: object) -> None:
+        """Name all three."""
+        super().__init__(f"{key} must {rule}, got {value!r}")
+
+
+@dataclass(slots=True)
+class Dialect:
+    """How one service wants to be asked. It is learned from refusals while the run goes on.
+
+    `sends` are filters beyond the official API that the service takes; `extra` is added to every
+    body, `prefill_extra` to those that open the assistant's turn.
+    """
+
+    api: str
+    deployment: str
+    cap_name: str
+    sends: tuple[str, ...] = ()
+    top_logprobs: int = 0
+    seed: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    prefill_extra: Mapping[str, Any] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+
+    def body(
+        self, request: Request, count: int = 1, prompt_text: str | None = None
+    ) -> dict[str, Any]:
+        """The JSON body that asks for `count` samples; completions are given `prompt_text`."""
+        fields = self._prompt(request.prompt, prompt_text)
+        fields |= {"model": self.deployment, self.cap_name: request.cap}
+        fields |= self._sampling(request.sampling)
+        if self.api != "responses":
+            fields |= {"stop": list(request.stop)} if request.stop else {}
+            fields |= {"seed": request.seed % SEEDS} if self.seed else {}
+            fields |= {"n": count} if count > 1 else {}
+        if request.entropy and self.top_logprobs:
+            fields |= self._logprobs()
+        if request.prompt.prefill:
+            fields |= self.prefill_extra
+        fields |= self.extra
+        return {name: value for name, value in fields.items() if name not in self.dropped}
+
+    def _prompt(self, prompt: Prompt, text: str | None) -> dict[str, Any]:
+        if self.api == "completions":
+            assert text is not None
+            return {"prompt": text}
+        messages = chat_messages(prompt)
+        return (
+            {"input": messages, "store": False}
+            if self.api == "responses"
+            else {"messages": messages}
+        )
+
+    def _sampling(self, sampling: Sampling) -> dict[str, Any]:
+        names = ["temperature", "top_p", *self.sends]
+        fields = {name: getattr(sampling, name) for name in names}
+        if sampling.temperature == 0:
+            fields["top_p"] = 1.0
+        return fields
+
+    def _logprobs(self) -> dict[str, Any]:
+        if self.api == "chat":
+            return {"logprobs": True, "top_logprobs": self.top_logprobs}
+        if self.api == "completions":
+            return {"logprobs": self.top_logprobs}
+        return {"include": ["message.output_text.logprobs"], "top_logprobs": self.top_logprobs}
+
+    def learn(self, body: Mapping[str, Any], complaint: str, named: str | None) -> bool:
+        """Take from a refusal which parameter to leave out or to call by its other name.
+
+        `complaint` is the error's text, `named` the parameter that it names, if any. Returns
+        whether the same request is worth sending again.
+
+        Raises:
+            RefusedParameterError: the run asks for something that the service does not do.
+        """
+        culprit = _culprit(body, complaint, named)
+        if culprit is None:
+            return False
+        names = CAP_NAMES[self.api]
+        if culprit in names:
+            other = next((name for name in names if name != culprit), None)
+            if other is None or other not in complaint and self.cap_name != culprit:
+                return False
+            self.cap_name = other
+            return True
+        if culprit in NEUTRAL:
+            return self._drop_neutral(culprit, body[culprit])
+        if culprit in OPTIONAL:
+            self.dropped |= {culprit}
+            if culprit in ("logprobs", "top_logprobs", "include"):
+                self.dropped |= {"logprobs", "top_logprobs", "include"}
+            return True
+        return False
+
+    def _drop_neutral(self, name: str, value: object) -> bool:
+        if value != NEUTRAL[name] and not (name == "top_p" and value == 1.0):
+            rule = f"be {NEUTRAL[name]:g}, the only value that {self.deployment} takes"
+            raise RefusedParameterError(f"sampling.{name}", rule, value)
+        self.dropped |= {name}
+        return True
+
+    @property
+    def cuts_stops(self) -> bool:
+        """Whether stop strings are looked for here since the service does not."""
+        return "stop" in self.dropped or self.api == "responses"
+
+
+def _culprit(body: Mapping[str, Any], complaint: str, named: str | None) -> str | None:
+    """The parameter of the body that a refusal speaks of."""
+    if named in body:
+        return named
+    words = re.findall(r"['\"`]([a-z_]+)['\"`]", complaint)
+    first = next((word for word in words if word in body), None)
+    if first is not None or "nsupported" not in complaint and "nrecognized" not in complaint:
+        return first
+    return next((name for name in body if re.search(rf"\b{name}\b", complaint)), None)
+
+
+def chat_messages(prompt: Prompt) -> list[dict[str, str]]:
+    """Role and text of every message; a prefill is one more of the assistant."""
+    turns = [_turn(message) for message in prompt.messages]
+    if prompt.prefill:
+        turns.append({"role": "assistant", "content": spelled(prompt.prefill)})
+    return turns
+
+
+def _turn(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": spelled(message.content)}
+
+
+def spelled(pieces: Sequence[Piece]) -> str:
+    """Text of pieces; a generation is its text and what followed."""
+    return "".join(p if isinstance(p, str) else p.text + p.tail for p in pieces)

@@ -1,0 +1,44 @@
+"""The response cache: generations by everything that shapes them, in files."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.protocols import Generation
+from pipeline.spec import digest
+
+
+class KeptAnswers:
+    """A folder of generations. Off by default: a cached answer is not a new sample."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is made when something is kept."""
+        self.folder = folder
+        self.hits = 0
+
+    def key(self, where: dict[str, Any], body: dict[str, Any], seed: int) -> str:
+        """What names an answer: the service, the whole request, and the row's seed."""
+        return digest([where, body, seed])
+
+    def get(self, key: str) -> Generation | None:
+        """The kept generation, marked as such and free of charge."""
+        path = self._path(key)
+        if not path.exists():
+            return None
+        kept = Generation(**json.loads(path.read_text(encoding="utf-8")))
+        kept.extra |= {"from_cache": True, "cost_usd": 0.0}
+        self.hits += 1
+        return kept
+
+    def put(self, key: str, generation: Generation) -> None:
+        """Keep one generation; readers never see a part of it."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        scratch.write_text(json.dumps(asdict(generation)), encoding="utf-8")
+        os.replace(scratch, path)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"

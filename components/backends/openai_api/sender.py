@@ -1,0 +1,152 @@
+"""The way from a request to a response: client, pace, retries, and what a refusal teaches."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from openai import AsyncOpenAI
+
+from components.backends.openai_api.answers import Answered, decode, read
+from components.backends.openai_api.attempts import NO_MONEY, Attempts, GatewayError, Retry
+from components.backends.openai_api.batch_jobs import BatchApi, BatchJobs
+from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError, spelled
+from components.backends.openai_api.pace import Pace
+from components.backends.openai_api.service import Connection, Keys, client
+from pipeline.protocols import BackendLostError, Request
+
+_LOG = logging.getLogger(__name__)
+REFUSALS = (400, 422)
+LOST = (401, 404, None)  # of the first request: no later one would fare better
+CHARACTERS_PER_TOKEN = 3  # a little below what texts of this kind have
+QUIET = ("httpx2", "openai")  # they log every request
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where requests go: the service's name, its base URL, the version in the query."""
+
+    service: str
+    url: str
+    api_version: str | None
+    cache: Path
+
+
+class Sender:
+    """Asks one service. The first request goes alone: what it teaches holds for all others."""
+
+    def __init__(
+        self, connection: Connection, place: Place, dialect: Dialect, pace: Pace, retry: Retry
+    ) -> None:
+        """Nothing is opened."""
+        self.dialect, self.pace = dialect, pace
+        self.attempts: Attempts | None = None
+        self._connection, self._place, self._retry = connection, place, retry
+        self._client: AsyncOpenAI | None = None
+        self._jobs: BatchJobs | None = None
+        self._first = asyncio.Lock()
+        self._met = False
+
+    async def open(self, batch: BatchApi | None = None) -> None:
+        """Read the key and make the client.
+
+        Raises:
+            SpecError: there is no key.
+        """
+        for name in QUIET:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        keys = Keys(self._connection, self._place.service)
+        query = {"api-version": self._place.api_version}
+        limits = (self.pace.limits.most, self._retry.timeout)
+        self._client = client(self._connection, keys, self._place.url, query, limits)
+        self.attempts = Attempts(self._retry, self.pace, keys.hide)
+        if batch is not None and batch.enabled:
+            folder = self._place.cache / "gateways" / "batches"
+            path = batch.path or f"/v1{PATHS[self.dialect.api]}"
+            self._jobs = BatchJobs(batch, self._client, self.attempts, path, folder)
+            self._jobs.attach(self._place.url)
+
+    async def close(self) -> None:
+        """Close the client; batches under way go on at the service."""
+        if self._jobs is not None:
+            await self._jobs.close()
+        if self._client is not None:
+            await self._client.close()
+        self._client = self._jobs = None
+
+    async def ask(self, request: Request, count: Callable[[], int], text: str | None) -> Answered:
+        """The response to a request; `count` is asked for the number of samples as it is sent.
+
+        Raises:
+            GatewayError: it failed for good.
+            BackendLostError: so would every other.
+        """
+        if not self._met:
+            async with self._first:
+                if not self._met:
+                    return await self._ask_first(request, count, text)
+        return await self._ask(request, count, text)
+
+    async def _ask_first(
+        self, request: Request, count: Callable[[], int], text: str | None
+    ) -> Answered:
+        try:
+            answered = await self._ask(request, count, text, directly=True)
+        except GatewayError as error:
+            self._met = True
+            if error.status in LOST or error.code in NO_MONEY:
+                place = f"{self._place.service} at {self._place.url}"
+                hint = {401: "check the key", 404: "check backend.deployment and the address"}
+                advice = hint.get(error.status or 0, "check the address and the account")
+                raise BackendLostError(f"{place}: {error}; {advice}") from None
+            raise
+        self._met = True
+        return answered
+
+    async def _ask(
+        self, request: Request, count: Callable[[], int], text: str | None, directly: bool = False
+    ) -> Answered:
+        assert self.attempts is not None
+        characters = len(text or "") or sum(
+            len(spelled(m.content)) for m in request.prompt.messages
+        )
+        estimate = characters / CHARACTERS_PER_TOKEN + request.cap
+        body: dict[str, Any] = {}
+
+        async def send() -> Answered:
+            body.clear()
+            body.update(self.dialect.body(request, count(), text))
+            return await self._post(body, estimate)
+
+        while True:
+            try:
+                if self._jobs is None or directly:
+                    return await self.attempts.run(estimate, send)
+                body.update(self.dialect.body(request, count(), text))
+                return read(await self._jobs.result(body, f"{request.seed:x}"))
+            except GatewayError as error:
+                if error.status not in REFUSALS or not self._learn(body, error):
+                    raise
+
+    async def _post(self, body: dict[str, Any], estimate: float) -> Answered:
+        assert self._client is not None
+        start = time.monotonic()
+        path = PATHS[self.dialect.api]
+        response = await self._client.post(path, cast_to=httpx2.Response, body=body)
+        answered = read(decode(response.content))
+        surplus = answered.usage.get("total_tokens", estimate) - estimate
+        self.pace.succeeded(time.monotonic() - start, surplus, response.headers)
+        return answered
+
+    def _learn(self, body: dict[str, Any], error: GatewayError) -> bool:
+        try:
+            again = self.dialect.learn(body, str(error), error.parameter)
+        except RefusedParameterError as refused:
+            raise BackendLostError(f"{refused} ({self._place.service}: {error})") from None
+        if again:
+            _LOG.warning("%s: %s; asked without it from now on", self._place.service, error)
+        return again

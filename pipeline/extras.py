@@ -1,0 +1,74 @@
+"""Columns that a backend adds by itself: how those of several phases and passes join."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pipeline.protocols import Generation, Phase
+
+ROW_COLUMNS = ("endpoint", "deployment", "api_version")  # facts about the whole row
+SUMS = ("usage", "cost_usd")  # numbers, or dicts of them: what was paid
+BOUNDS = "entropy_lower_bounds"  # nats, one per token, from the k likeliest tokens alone
+
+
+def finite_mean(values: Sequence[float] | None) -> float | None:
+    """Mean of the finite values; None without any."""
+    finite = [value for value in values or () if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else None
+
+
+def total(values: Iterable[Any]) -> Any:
+    """Sum of numbers, or of dicts of numbers key by key; None (unknown) adds nothing."""
+    known = [value for value in values if value is not None]
+    if not any(isinstance(value, Mapping) for value in known):
+        return sum(known) if known else None
+    keys = dict.fromkeys(key for value in known for key in value)
+    return {key: total(value.get(key) for value in known) for key in keys}
+
+
+def join_extras(
+    phases: Sequence[Phase], generations: Sequence[Generation], arrays: bool
+) -> dict[str, Any]:
+    """Columns of a pass from the extras of its phases.
+
+    What was paid is summed; entropy bounds are strung together and averaged; anything else is kept
+    once where the phases agree, else by phase name.
+    """
+    names = dict.fromkeys(name for generation in generations for name in generation.extra)
+    fields: dict[str, Any] = {}
+    for name in names:
+        found = {p.name: g.extra.get(name) for p, g in zip(phases, generations, strict=True)}
+        values = list(found.values())
+        if name in SUMS:
+            fields[name] = total(values)
+        elif name == BOUNDS:
+            whole = None if None in values else [x for value in values for x in value or ()]
+            fields["entropy_lower_bound"] = finite_mean(whole)
+            fields |= {BOUNDS: whole} if arrays else {}
+        else:
+            fields[name] = values[0] if all(value == values[0] for value in values) else found
+    return fields
+
+
+def lift(passes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The row's own columns out of its passes, and the passes without them.
+
+    `usage` and `cost_usd` stay in each pass; the row holds their sums, a `pass2` that repeats a
+    lettered pass not counted twice.
+    """
+    own: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    for name, fields in passes.items():
+        own |= {k: fields[k] for k in ROW_COLUMNS if k in (fields or {})}
+        bare = fields and {k: v for k, v in fields.items() if k not in ROW_COLUMNS}
+        kept[name] = bare
+    paid = [fields for name, fields in passes.items() if fields and not repeats(name, passes)]
+    for name in SUMS:
+        if any(name in fields for fields in paid):
+            own[name] = total(fields.get(name) for fields in paid)
+    return own, kept
+
+
+def repeats(name: str, passes: Mapping[str, Any]) -> bool:
+    """Whether `name` is the `pass2` that repeats one of several lettered passes."""
+    return name == "pass2" and any(len(n) == 6 and n.startswith("pass2") for n in passes)

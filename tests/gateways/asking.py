@@ -1,0 +1,68 @@
+"""One backend, made as conf/ makes it, and asked directly."""
+
+import asyncio
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from components.backends.openai_api.backend import OpenAiBackend
+from launch.compose import build_backend, to_spec
+from pipeline.protocols import Generation, Group, Message, Prompt, Request
+from pipeline.spec import Sampling
+from tests.composing import composed
+
+KEY = "sk-test-0123456789-secret"
+QUICK = ("backend.retry.backoff=0.01", "backend.retry.longest_backoff=0.05")
+
+
+@lru_cache
+def _composed(kind: str) -> DictConfig:
+    return composed("task=math", f"backend={kind}")
+
+
+def backend(url: str, cache: Path, *overrides: str, kind: str = "local_server") -> OpenAiBackend:
+    """The backend that a command line makes, pointed at `url`."""
+    config = _composed(kind).copy()  # composing takes long
+    fixed = (f"backend.connection.url={url}", "backend.deployment=m", f"run.cache_dir={cache}")
+    for override in (*fixed, "backend.prefill=no", *QUICK, *overrides):
+        key, _, value = override.partition("=")
+        OmegaConf.update(config, key, yaml.safe_load(value))
+    made = build_backend(to_spec(config))
+    assert isinstance(made, OpenAiBackend)
+    return made
+
+
+def request(text: str = "hello", **changes: Any) -> Request:
+    """A request with one user message."""
+    fields: dict[str, Any] = {
+        "prompt": Prompt((Message("user", (text,)),)),
+        "stop": ("</answer>",),
+        "cap": 50,
+        "sampling": Sampling(),
+        "seed": 5,
+        "trace": 0,
+        "group": Group(text, 0, 1),
+    }
+    return Request(**fields | changes)
+
+
+def ask(made: OpenAiBackend, *requests: Request) -> list[Generation | BaseException]:
+    """What the backend makes of requests sent at once; errors stand in their place."""
+
+    async def all_of_them() -> list[Generation | BaseException]:
+        async with made:
+            work = (made.generate(one) for one in requests)
+            return await asyncio.gather(*work, return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def answer(made: OpenAiBackend, asked: Request | None = None) -> Generation:
+    """The one generation; an error is raised."""
+    (found,) = ask(made, asked or request())
+    if isinstance(found, BaseException):
+        raise found
+    return found

@@ -1,0 +1,259 @@
+"""What a service answers becomes text, tokens and reasons; what it refuses is learned once."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.backends.openai_api.attempts import GatewayError
+from components.backends.openai_api.bounds import lower_bound
+from pipeline.protocols import BackendLostError, Group, Message, Prompt
+from pipeline.spec import Sampling
+from tests.gateways.asking import answer, ask, backend, request
+from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving
+
+TOP = [{"token": "a", "logprob": math.log(0.5)}, {"token": "b", "logprob": math.log(0.25)}]
+TOKEN = {"token": "a", "logprob": math.log(0.5), "top_logprobs": TOP}
+
+
+def with_logprobs(value: Any) -> dict[str, Any]:
+    body = chat("a")
+    body["choices"][0]["logprobs"] = value
+    return body
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "extra"),
+    [
+        ({"text": "plain"}, "plain", {}),
+        ({"text": "x", "reasoning": "why"}, "x", {"reasoning": "why"}),
+        ({"text": "x", "reasoning_content": "why"}, "x", {"reasoning": "why"}),
+        (
+            {"text": "x", "reasoning_details": [{"text": "wh"}, {"text": "y"}]},
+            "x",
+            {"reasoning": "why"},
+        ),
+        (
+            {"text": None, "reasoning": "long", "finish": "length"},
+            "",
+            {"content_null": "reasoning"},
+        ),
+        ({"text": None, "finish": "length"}, "", {"content_null": "length"}),
+        ({"text": None, "refusal": "I will not"}, "", {"refusal": "I will not"}),
+        ({"text": None, "finish": "content_filter"}, "", {"ended_by": "content_filter"}),
+        ({"text": [{"type": "text", "text": "par"}, {"type": "text", "text": "ts"}]}, "parts", {}),
+    ],
+)
+def test_text_reasoning_refusals_and_filters(
+    tmp_path: Path, fields: dict[str, Any], text: str, extra: dict[str, Any]
+) -> None:
+    with serving(chat(**fields)) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert made.text == text
+    assert {k: made.extra.get(k) for k in extra} == extra
+    assert made.count == 7 and made.extra["usage"]["total_tokens"] == 18
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "stop_reason", "ends"),
+    [
+        ("<answer>4", "stop", ..., ("<answer>4", "</answer>", "stop_token")),
+        ("<answer>4", "stop", None, ("<answer>4", "", "eos")),
+        ("4", "stop", "</answer>", ("4", "</answer>", "stop_token")),
+        ("<answer>4</answer> and more", "stop", ..., ("<answer>4", "</answer>", "stop_token")),
+        ("4", "stop", ..., ("4", "", "eos")),
+        ("<answer>4", "length", ..., ("<answer>4", "", "max_new_tokens")),
+        ("<answer>4", "content_filter", ..., ("<answer>4", "", "other")),
+    ],
+)
+def test_a_stop_string_is_told_from_an_end_of_turn(
+    tmp_path: Path, text: str, finish: str, stop_reason: Any, ends: tuple[str, str, str]
+) -> None:
+    body = chat(text, finish=finish)
+    if stop_reason is not ...:
+        body["choices"][0]["stop_reason"] = stop_reason
+    with serving(body) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert (made.text, made.tail, made.finish_reason) == ends
+
+
+def test_a_service_that_keeps_stop_strings_ends_open_tags_by_itself(tmp_path: Path) -> None:
+    with serving(chat("<answer>4")) as service:
+        made = answer(backend(service.url, tmp_path, "backend.stop_text=kept"))
+    assert (made.tail, made.finish_reason) == ("", "eos")
+
+
+def test_a_lower_bound_is_below_the_entropy_and_exact_where_all_is_known() -> None:
+    exact = -sum(p * math.log(p) for p in (0.5, 0.25, 0.15, 0.1))
+    assert lower_bound([math.log(p) for p in (0.5, 0.25, 0.15, 0.1)]) == pytest.approx(exact)
+    two = lower_bound([math.log(0.5), math.log(0.25)])
+    assert 0.75 < two <= exact
+    assert lower_bound([0.0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "logprobs", "missing", "k"),
+    [
+        ({"content": [TOKEN]}, [math.log(0.5)], "likeliest tokens only", 2),
+        ({"content": [TOKEN | {"top_logprobs": []}]}, [math.log(0.5)], "chosen tokens'", None),
+        ({"content": None}, None, "no probabilities", None),
+        ({"content": []}, None, "no probabilities", None),
+        (None, None, "no probabilities", None),
+        (
+            {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"a": -1.0, "b": -2.0}]},
+            [-1.0],
+            "likeliest tokens only",
+            2,
+        ),
+        ({"tokens": ["a"], "token_logprobs": [None], "top_logprobs": None}, None, "no prob", None),
+    ],
+)
+def test_every_shape_of_logprobs_gives_a_named_bound_or_a_reason(
+    tmp_path: Path, shape: Any, logprobs: list[float] | None, missing: str, k: int | None
+) -> None:
+    with serving(with_logprobs(shape)) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert made.logprobs == logprobs and made.entropies is None
+    assert missing in made.extra["entropy_missing"]
+    assert made.extra.get("entropy_top_k") == k
+    assert ("entropy_lower_bounds" in made.extra) == (k is not None)
+
+
+def test_responses_have_their_own_shape(tmp_path: Path) -> None:
+    body = {
+        "object": "response",
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "output": [
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "because"}]},
+            {"type": "message", "content": [{"type": "output_text", "text": "<answer>4"}]},
+        ],
+        "usage": {
+            "input_tokens": 3,
+            "output_tokens": 9,
+            "output_tokens_details": {"reasoning_tokens": 5},
+            "input_tokens_details": {"cached_tokens": 2},
+        },
+    }
+    with serving(body) as service:
+        made = answer(backend(service.url, tmp_path, "backend.api=responses"))
+        (seen,) = service.seen
+    assert seen.path == "/v1/responses" and seen.body["max_output_tokens"] == 50
+    assert seen.body["input"][0]["content"] == "hello" and "stop" not in seen.body
+    assert (made.text, made.finish_reason) == ("<answer>4", "max_new_tokens")
+    assert made.extra["reasoning"] == "because"
+    wanted = {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
+    assert made.extra["usage"] == wanted | {"cached_tokens": 2, "reasoning_tokens": 5}
+
+
+def test_completions_get_one_text_and_a_prefill_at_its_end(tmp_path: Path) -> None:
+    body = {"choices": [{"index": 0, "text": "4", "finish_reason": "stop"}], "usage": {}}
+    prompt = Prompt((Message("user", ("2+2?",)),), ("<answer>\n",))
+    with serving(body) as service:
+        made = answer(
+            backend(service.url, tmp_path, "backend.api=completions"), request(prompt=prompt)
+        )
+        (seen,) = service.seen
+    assert seen.path == "/v1/completions" and seen.body["prompt"] == "2+2?\n\n<answer>\n"
+    assert (made.text, made.tail) == ("4", "</answer>")
+
+
+def picky(param: str, unless: str) -> Service:
+    """Refuses `param` as newer models do; answers without it."""
+
+    def script(seen: Seen) -> Reply:
+        if param in seen.body:
+            text = f"Unsupported parameter: '{param}' is not supported with this model. {unless}"
+            return Reply(refusal(text, param, "unsupported_parameter"), 400)
+        return Reply(chat("<answer>4</answer>more" if param == "stop" else "4"))
+
+    return Service(script)
+
+
+@pytest.mark.parametrize(
+    ("param", "unless"),
+    [
+        ("max_tokens", "Use 'max_completion_tokens' instead."),
+        ("stop", ""),
+        ("seed", ""),
+        ("logprobs", ""),
+        ("top_k", ""),
+        ("temperature", "Only the default (1) value is supported."),
+    ],
+)
+def test_a_refused_parameter_is_mapped_once_not_for_every_row(
+    tmp_path: Path, param: str, unless: str
+) -> None:
+    with picky(param, unless) as service:
+        made = backend(service.url, tmp_path)
+        asked = [request(f"q{i}", sampling=Sampling(temperature=1.0)) for i in range(20)]
+        found = ask(made, *asked)
+    assert [g.text for g in found if not isinstance(g, BaseException)] == [
+        "<answer>4" if param == "stop" else "4"
+    ] * 20
+    assert sum(param in seen.body for seen in service.seen) == 1
+    if param == "max_tokens":
+        assert made.describe()["cap_name"] == "max_completion_tokens"
+    else:
+        assert param in made.describe()["left_out"]
+
+
+def test_a_refusal_that_names_its_field_in_words_is_understood(tmp_path: Path) -> None:
+    def script(seen: Seen) -> Reply:
+        if "min_p" in seen.body:
+            detail = "Unexpected fields in the request: {'min_p'}"
+            return Reply({"detail": detail}, 422)
+        return Reply(chat("4"))
+
+    with Service(script) as service:
+        assert answer(backend(service.url, tmp_path)).text == "4"
+        assert len(service.seen) == 2
+
+
+def test_a_refused_temperature_ends_the_run_with_its_key(tmp_path: Path) -> None:
+    with picky("temperature", "") as service:
+        found = ask(backend(service.url, tmp_path), *(request(f"q{i}") for i in range(20)))
+    assert all(isinstance(error, BackendLostError) for error in found)
+    assert "sampling.temperature must be 1" in str(found[0]) and "0.7" in str(found[0])
+    assert len(service.seen) <= 20
+
+
+@pytest.mark.parametrize("kind", ["openai"])
+def test_samples_share_a_request_where_the_service_makes_several(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with serving(chat("one", "two", "three")) as service:
+        asked = [request(group=Group("g", i, 3), seed=i) for i in range(3)]
+        made = backend(service.url, tmp_path, kind=kind)
+        found = ask(made, *asked)
+        (seen,) = service.seen
+    assert seen.body["n"] == 3
+    assert [g.text for g in found if not isinstance(g, BaseException)] == ["one", "two", "three"]
+    usages = [g.extra["usage"] for g in found if not isinstance(g, BaseException)]
+    assert sum(usage["prompt_tokens"] for usage in usages) == 11
+    assert sum(usage["completion_tokens"] for usage in usages) == 21
+
+
+def test_a_service_that_ignores_n_is_asked_for_the_rest_one_by_one(tmp_path: Path) -> None:
+    numbers = iter(range(100))
+    with Service(lambda seen: Reply(chat(f"text {next(numbers)}"))) as service:
+        asked = [request(f"q{i // 4}", group=Group(f"g{i // 4}", i % 4, 4)) for i in range(16)]
+        found = ask(backend(service.url, tmp_path, "backend.samples_per_request=true"), *asked)
+        paid = len(service.seen)
+    texts = {g.text for g in found if not isinstance(g, BaseException)}
+    assert len(texts) == 16 == paid
+
+
+def test_an_error_is_final_and_its_text_holds_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_SERVER_API_KEY", "sk-very-secret")
+    body = refusal("no such thing with key sk-very-secret")
+    with serving(Reply(body, 403)) as service:
+        (found,) = ask(backend(service.url, tmp_path), request())
+        assert service.seen[0].headers["Authorization"] == "Bearer sk-very-secret"
+    assert isinstance(found, GatewayError) and found.status == 403
+    assert "sk-very-secret" not in str(found) and "no such thing" in str(found)
+    assert len(service.seen) == 1
