@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipeline.budget import BudgetSpentError
 from pipeline.point import Point
 from pipeline.protocols import Backend, BackendLostError, Example
 from pipeline.rows import Row, StoreError
@@ -105,10 +104,8 @@ class _Loop:
         error = task.exception()
         if isinstance(error, StoreError | BackendLostError):
             raise error
-        if isinstance(error, BudgetSpentError):
-            return
         if error is None:
-            if task.result() is not None:  # None: another writer has it
+            if task.result() is not None:  # None: another writer has it, or run.budget is spent
                 self.on_row(session, task.result())
             return
         session.fail(example, sample, error)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from io import FileIO
 from typing import Any
 
-from pipeline.budget import Budget, cost_of
+from pipeline.budget import Budget, BudgetSpentError, cost_of
 from pipeline.claims import Claims
 from pipeline.extras import ROW_COLUMNS, lift, repeats
 from pipeline.journal import Journal
@@ -132,7 +132,10 @@ class Session:
     async def run_trace(
         self, example: Example, sample: int, number: int, backend: Backend
     ) -> Row | None:
-        """Run one trace to its row and write it; None where another writer has taken it over."""
+        """Run one trace to its row and write it.
+
+        None where another writer has taken it over, or `run.budget` is spent.
+        """
         key, point = Key(example.id, sample), self.point
         stored = self.rows.read(key) if key in self.rows.lines else None
         shares = point.spec.run.second_pass_sample is not None and point.cues
@@ -155,6 +158,8 @@ class Session:
             row = self._row(example, sample, backend, passes, stored or {})
             if not await asyncio.to_thread(self._store, key, row):
                 return None
+        except BudgetSpentError:
+            return None
         finally:
             backend.release(number)
             self.claims.ended(key)
