@@ -18,6 +18,7 @@ from pipeline.rows import StoreError
 from pipeline.spec import SpecError, require
 from pipeline.table import Table, load
 
+TITLE = "Rethink report"
 CHUNK = 64  # rows per piece of the page's data
 SHOWN_ROWS = 5000
 MADE = {"points": charts.points, "histograms": charts.histograms, "flips": charts.flips}
@@ -139,9 +140,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description="Write runs, ours and the original's, as one HTML file that opens offline.",
     )
     parser.add_argument("runs", nargs="+", help="run folders, or files of rows")
-    parser.add_argument("--compare", nargs="+", metavar="RUN", help="a second run, side by side")
+    parser.add_argument(
+        "--compare", nargs="+", default=(), metavar="RUN", help="a second run, side by side"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
-    parser.add_argument("--title", default="Rethink report")
+    parser.add_argument("--title", default=TITLE)
     shown = (
         f"rows of each run in the sample browser, {SHOWN_ROWS} unless said; numbers use all rows"
     )
@@ -149,18 +152,33 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def write_report(
+    output: Path,
+    runs: Sequence[str],
+    compare: Sequence[str] = (),
+    rows: int = SHOWN_ROWS,
+    title: str = TITLE,
+) -> int:
+    """Write the report of some run folders, beside that of others to compare; returns its bytes.
+
+    Raises:
+        SpecError: a folder without rows, or a library that is missing.
+    """
+    require(rows >= 0, "--rows", "be 0 or more", rows)
+    groups = [runs, compare] if compare else [runs]
+    sides = [read(number, roots, rows) for number, roots in enumerate(groups)]
+    return report_file.write(output, title, Pieces(sides))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report. Returns the exit status."""
-    options = parse(arguments)
+    given = parse(arguments)
     try:
-        require(options.rows >= 0, "--rows", "be 0 or more", options.rows)
-        groups = [options.runs] + ([options.compare] if options.compare else [])
-        sides = [read(number, roots, options.rows) for number, roots in enumerate(groups)]
-        size = report_file.write(options.output, options.title, Pieces(sides))
+        size = write_report(given.output, given.runs, given.compare, given.rows, given.title)
     except (SpecError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{options.output}: {size / 1e6:.1f} MB, opens in a browser without a network")
+    print(f"{given.output}: {size / 1e6:.1f} MB, opens in a browser without a network")
     return 0
 
 

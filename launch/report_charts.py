@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from launch.report_compare import compared
 from pipeline import estimates, summary
 from pipeline.at_k import at_k
 from pipeline.table import POINT, Table
@@ -27,12 +28,11 @@ Line = dict[str, Any]
 
 def labelled(table: Table) -> Table:
     """The table with passes named as a report names them: `pass 1`, and cues."""
-    passes = table.passes
-    first = passes["pass"] == "pass1"
-    named = passes.assign(cue=passes["cue"].astype(object).where(~first, FIRST))
-    later = pd.Categorical.from_codes((~first).astype(int), ["pass1", "pass2"])
-    named["pass"] = later
-    return Table(table.files, table.rows, named, table.broken, table.superseded)
+    first = table.passes["pass"] == "pass1"
+    cues = table.passes["cue"].astype("category").cat.add_categories(FIRST)
+    passes = table.passes.assign(cue=cues.where(~first, FIRST))
+    passes["pass"] = pd.Categorical.from_codes((~first).astype(int), ["pass1", "pass2"])
+    return Table(table.files, table.rows, passes, table.broken, table.superseded)
 
 
 def pooled(table: Table, kept: Sequence[str]) -> Table:
@@ -84,6 +84,9 @@ def labels(table: Table) -> list[str]:
 
 def tables(named: Sequence[tuple[str, Table]]) -> Iterator[Line]:
     """Every table of the report, over all its runs."""
+    if len(named) > 1:
+        paired = compared(named[0][1], named[1][1])
+        yield {"title": "The runs on the same samples", "about": _PAIRED} | shown(paired, ["task"])
     kept = [name for name in POINT if _tells(named, name) or name == "task"]
     for title, about, make in (
         ("Passes", ABOUT_ERRORS, passes),
@@ -100,6 +103,7 @@ def tables(named: Sequence[tuple[str, Table]]) -> Iterator[Line]:
         yield {"title": title, "about": about} | shown(frame, [*sides, *kept])
 
 
+_PAIRED = "Change: the second's accuracy less the first's; McNemar's exact p."
 _ODDS = "Odds ratio of success in pass 2 per standard deviation of pass-1 entropy."
 
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 from pipeline.markers import PATTERNS
@@ -14,6 +15,7 @@ Fields = Mapping[str, Any]
 TITLE_CHARS = 160
 # Shown in places of their own, or too long for a table of fields.
 SHOWN_ELSEWHERE = ("output", "prev_output", "reconsider_context", "reconsider_excerpt", "cue_text")
+BOARD = re.compile(r"\b[oxA-Z]{9,}\b")
 LETTERED = re.compile(r"pass2[a-z]")
 
 
@@ -53,9 +55,9 @@ def pack(row: Row) -> Packed:
         "problem": question,
         "gold": row.get("gold_answer"),
         "golds": row.get("gold_answer_canon_set"),
-        "board": row.get("board"),
+        "board": board_of(row, passes),
         "fields": _scalars(row, ("problem", "gold_answer", "board")),
-        "passes": [_texts(name, fields) for name, fields in passes],
+        "passes": [_texts(name, fields, passes[0][1]) for name, fields in passes],
     }
     return Packed(line, texts, [_tokens(fields) for _, fields in passes])
 
@@ -81,7 +83,7 @@ def rounded(value: Any) -> float | None:
     return round(float(value), 4) if isinstance(value, int | float) else None
 
 
-def _texts(name: str, fields: Fields) -> dict[str, Any]:
+def _texts(name: str, fields: Fields, first: Fields) -> dict[str, Any]:
     """A pass's output, where its parts, its cue and its markers lie in it, and its other fields."""
     output = str(fields.get("output") or "")
     segments: dict[str, Sequence[int]] = fields.get("segments") or {}
@@ -90,6 +92,7 @@ def _texts(name: str, fields: Fields) -> dict[str, Any]:
     return {
         "name": name,
         "output": output,
+        "shown": _shown(fields, first),
         "answer_at": answer_start(output, end),
         "tags": [list(match.span()) for match in TAGS.finditer(output)],
         "cue_text": fields.get("cue_text"),
@@ -97,6 +100,22 @@ def _texts(name: str, fields: Fields) -> dict[str, Any]:
         "marks": list(markers(output[start:end], start, cue[1] - start if cue else 0)),
         "fields": _scalars(fields, SHOWN_ELSEWHERE),
     }
+
+
+def _shown(fields: Fields, first: Fields) -> str | None:
+    """The pass-1 text that a later pass was shown, where it is not this row's own."""
+    text = fields.get("prev_output")
+    return str(text) if text and text != first.get("output") else None
+
+
+def board_of(row: Row, passes: Sequence[tuple[str, Fields]]) -> str | None:
+    """The row's board; in the original's rows the last one that its messages hold."""
+    if row.get("board") or not any("is_valid_pred" in fields for _, fields in passes):
+        return str(row["board"]) if row.get("board") else None
+    for text in reversed(BOARD.findall(str(row.get("problem") or ""))):
+        if isqrt(len(text)) ** 2 == len(text):
+            return str(text)
+    return None
 
 
 def think_span(output: str, segments: Mapping[str, Sequence[int]]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launch import report, report_file
+from launch.report_compare import NAMES
 from launch.report_rows import pack, passes_of
 from launch.report_runs import difference, flat
 from pipeline.passes import Keep, build_pass
@@ -164,6 +165,30 @@ def test_numbers_are_over_all_rows_and_those_worked_out_by_hand(tmp_path: Path) 
     }
     flips = next(table for table in index["tables"] if table["title"] == "Flips")
     assert dict(zip(flips["columns"], flips["rows"][0], strict=True))["wrong right"] == 2
+
+
+def test_two_runs_are_paired_sample_by_sample_even_at_different_steps(tmp_path: Path) -> None:
+    sides = ([True, True, False, True], [True, False, True, None])
+    for name, step, verdicts in zip(("a", "b"), (0, 50), sides, strict=True):
+        with (tmp_path / f"{name}-step{step}.jsonl").open("wb") as out:
+            for i, right in enumerate(verdicts):
+                row = {"example_id": str(i), "sample_idx": 0, "step": step, "task": "t"}
+                out.write(encode(row | {"pass1": {"is_correct_pred": right}}))
+    files = [str(tmp_path / name) for name in ("a-step0.jsonl", "b-step50.jsonl")]
+    assert report.main([files[0], "--compare", files[1], "-o", str(tmp_path / "r.html")]) == 0
+    table = unpacked(tmp_path / "r.html")["index"]["tables"][0]
+    line = dict(zip(table["columns"], table["rows"][0], strict=True))
+    assert [line[name] for name in ("rows", *NAMES.values())] == [3, 1, 1, 1, 0]
+    assert line["p (exact)"] == 1.0
+
+
+def test_an_original_board_and_the_shown_pass_1_are_found() -> None:
+    first = {"output": "<think>own</think>", "is_valid_pred": True}
+    row = {"problem": "Example oAABCooBCoooDDoo. Solve ooBAABCoCoooDDoo now.", "pass1": first}
+    packed = pack(row | {"pass2": {"output": "again", "prev_output": "another's"}})
+    assert packed.texts["board"] == "ooBAABCoCoooDDoo"
+    assert [p["shown"] for p in packed.texts["passes"]] == [None, "another's"]
+    assert pack({"problem": row["problem"], "pass1": {"output": "x"}}).texts["board"] is None
 
 
 def test_configs_are_compared_key_by_key() -> None:

@@ -11,7 +11,7 @@ function messages(prompts, number, pass, earlier) {
   if (number === null || number === undefined) return [make("p", { className: "about" }, "The rows' folder does not say how the prompt was made.")];
   const turns = prompts.prompts[number].map(([role, ...texts]) => [role, texts.map((text) => prompts.texts[text]).join("")]);
   const prefill = turns.filter(([role]) => role === "prefill");
-  const again = earlier === null ? [] : [["assistant", earlier], ["user", pass.cue_text ?? ""]];
+  const again = earlier === null ? [] : [["assistant", earlier], ["user", pass.cue_text ?? "(the row does not hold the cue's text)"]];
   return [...turns.filter(([role]) => role !== "prefill"), ...again, ...prefill].map(([role, text]) =>
     make("div", { className: "message" }, make("span", { className: "role" }, role), make("div", { className: "said" }, text)));
 }
@@ -44,7 +44,7 @@ function passBlock(parts, i, tip) {
   const name = i === 0 ? "Pass 1" : `Pass 2 · ${line.cue}`;
   const end = characters(pass.output).length;
   const split = pass.answer_at ?? end;
-  const earlier = i === 0 ? null : (texts.passes[0]?.output ?? "");
+  const earlier = i === 0 ? null : (pass.shown ?? texts.passes[0]?.output ?? "");
   const gold = golds(texts).map((text) => withFormulas(text, true));
   return make("article", { className: "pass", "aria-label": name },
     make("h3", {}, name, " ", make("span", { className: `badge ${verdictClass(line.right)}` }, `${mark(line.right)} ${verdictWord(line.right)}`)),
@@ -66,12 +66,12 @@ function golds(texts) {
 
 function sampleColumn(index, parts, tip) {
   const { row, texts } = parts;
-  const board = texts.board ?? texts.problem;
   const moves = row.passes.map((line, i) => ({ name: i === 0 ? "pass 1" : `pass 2 · ${line.cue}`, text: texts.passes[i].fields.pred_answer_canon }));
-  const player = parseBoard(board) ? boardPlayer(board, [...golds(texts).map((text) => ({ name: "gold", text })), ...moves]) : null;
+  const player = parseBoard(texts.board) ? boardPlayer(texts.board, [...golds(texts).map((text) => ({ name: "gold", text })), ...moves]) : null;
   return make("div", { className: "column" },
     make("h2", {}, row.example, make("span", { className: "where" }, whereOf(index, row))),
-    player ?? make("div", { className: "problem" }, withFormulas(texts.problem)),
+    player,
+    player && texts.problem === texts.board ? null : make("div", { className: "problem" }, withFormulas(texts.problem)),
     row.passes.map((_, i) => passBlock(parts, i, tip)),
     details("All fields of the row", table(["field", "value"], Object.entries(texts.fields), "Fields of the row")));
 }
