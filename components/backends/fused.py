@@ -4,18 +4,11 @@ import torch
 import triton
 from torch import Tensor
 
-from components.backends.fused_kernels import (
-    CHUNK,
-    FACTS,
-    HEAP,
-    LANES,
-    conclude,
-    scan,
-    settle,
-    weigh,
-)
+from components.backends.kernels.conclude import conclude, weigh
+from components.backends.kernels.row import CHUNK, FACTS, LANES
+from components.backends.kernels.scan import scan
+from components.backends.kernels.settle import HEAP, settle
 
-FAST = not triton.knobs.runtime.interpret
 _BLOCKS = 1024  # blocks that fill a card of some 130 multiprocessors
 _SPLITS = (2, 4, 8, 16)
 
@@ -62,6 +55,7 @@ class FusedSampler:
         self._facts = torch.empty(rows, int(FACTS), device=device)
         self._states = torch.empty(rows, int(FACTS), dtype=torch.int32, device=device)
         self._heap = torch.empty(rows, int(HEAP), device=device)
+        self._heap_mass = torch.empty_like(self._heap)
         self._heap_ids = torch.empty(rows, int(HEAP), dtype=torch.int32, device=device)
 
     def __call__(self, logits: Tensor) -> None:
@@ -74,25 +68,25 @@ class FusedSampler:
         count, width = len(logits), 16 // logits.element_size()
         splits, tile = _splits(count), int(LANES) * width
         tiles = triton.cdiv(triton.cdiv(self.vocabulary, tile), splits)
-        row = (logits, logits.stride(0), self._numbers, self._counts, len(self.tokens))
-        row = (*row, self.seen, self.seen.shape[1])
+        columns = (self._numbers, self._counts, len(self.tokens), self.seen, self.seen.shape[1])
+        row = (logits, logits.stride(0), *columns)
         results = (self.tokens, self.entropies, self.logprobs)
         kind = {"SPLITS": splits, "PENALISES": self.penalises}
         lanes = {"WIDTH": width, **kind}
         span = triton.next_power_of_2(tiles * width)
         kept = (self._facts, self._states)
-        heap = (self._listed, self._heap, self._heap_ids)
+        heap = (self._listed, self._heap, self._heap_ids, self._heap_mass)
         scan[splits, count](
-            *row, self._lanes, self._sums, self.vocabulary, self.bound, tiles, FAST=FAST, **lanes
+            *row, self._lanes, self._sums, self.vocabulary, self.bound, tiles, **lanes
         )
         settle[count,](
             *row, self._lanes, self._sums, *kept, *heap, *results, self.bound, tiles,
-            SPAN=span, **lanes, num_warps=8,
+            SPAN=span, **lanes, num_warps=4,
         )  # fmt: skip
         chunks = triton.cdiv(triton.cdiv(self.bound, int(CHUNK)), splits)
         weigh[splits, count](*row, self._sums, *kept, self.bound, chunks, **kind)
         conclude[count,](
-            *row, self._sums, *kept, self.tokens, self.logprobs, self.bound, **kind, num_warps=8
+            *row, self._sums, *kept, self.tokens, self.logprobs, self.bound, **kind, num_warps=16
         )
 
     def note(self, row: int, ids: Tensor) -> None:

@@ -61,9 +61,7 @@ def logits_of(rows: int, size: int, seed: int, width: float) -> Tensor:
 def reseed(fused: FusedSampler, seed: int) -> None:
     generator = torch.Generator(DEVICE).manual_seed(seed)
     shape = fused.seeds.shape
-    fused.seeds.copy_(
-        torch.randint(-(2**62), 2**62, shape, generator=generator, device=DEVICE)
-    )
+    fused.seeds.copy_(torch.randint(-(2**62), 2**62, shape, generator=generator, device=DEVICE))
     fused.indices.copy_(torch.randint(0, 800, shape, generator=generator, device=DEVICE))
     fused.tokens.fill_(-7)
 

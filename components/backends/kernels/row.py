@@ -1,0 +1,132 @@
+"""What the kernels share: the noise, logits to draw from, and a row's settings.
+
+`numbers` are parameters [4, size] of temperature, top_p, min_p and repetition penalty, `counts`
+those [3, size] of seed, index and top_k. A row's `source` is (start of its logits, first id that
+may not be drawn, bits of seen ids, repetition penalty), its `rule` (largest logit, temperature,
+share of noise, log of min_p, two words of the noise).
+"""
+
+import triton
+import triton.language as tl
+
+
+def constant(value):
+    """A number that kernels may use."""
+    # Triton's interpreter, which tests run on the CPU, does no arithmetic on its own constants.
+    return value if triton.knobs.runtime.interpret else tl.constexpr(value)
+
+
+LANES = constant(256)  # of a split
+FACTS = constant(8)  # numbers of each kind kept of a row between launches
+CHUNK = constant(2048)  # ids of one step of a pass that knows no lanes
+LOG2E = constant(1.4426950408889634)
+LN2 = constant(0.6931471805599453)
+TINY = constant(1.1754943508222875e-38)  # the smallest normal float32
+NOTHING = constant(2147483647)  # an id that no token has
+
+
+@triton.jit
+def spread(word):
+    """The latter part of `mix`."""
+    word *= 0x7FEB352D
+    word ^= word >> 15
+    word *= 0x846CA68B
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def mix(word):
+    """The mixer of 32-bit words that `sampling` describes."""
+    return spread(word ^ (word >> 16))
+
+
+@triton.jit
+def noise_words(counts, size, row):
+    """The two words that a row's noise is made from."""
+    seed = tl.load(counts + row)
+    index = tl.load(counts + size + row)
+    first = mix(seed.to(tl.uint32) ^ mix(index.to(tl.uint32)))
+    second = mix((seed >> 32).to(tl.uint32) ^ mix(first + 0x9E3779B9))
+    return first, second
+
+
+@triton.jit
+def _noise(ids, first, second):
+    """The field that `sampling.noise` defines, rounded as it rounds."""
+    word = mix(mix(ids.to(tl.uint32) ^ first) ^ second)
+    uniform = ((word & 255).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    uniform += (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+    uniform = tl.minimum(uniform, 0.99999994039535522)
+    series = uniform * uniform * 0.5 + uniform
+    return -tl.log(tl.where(uniform < 0.0009765625, series, -tl.log(1.0 - uniform)))
+
+
+@triton.jit
+def eligible(raw, ids, bound, seen, penalty, PENALISES: tl.constexpr):
+    """Logits to draw from: after the repetition penalty, minus infinity from id `bound` on."""
+    if PENALISES:
+        words = tl.load(seen + (ids >> 5), mask=ids < bound, other=0)
+        lowered = tl.where(raw < 0, raw * penalty, tl.div_rn(raw, penalty))
+        raw = tl.where((words >> (ids & 31)) & 1 != 0, lowered, raw)
+    return tl.where(ids < bound, raw, float("-inf"))
+
+
+@triton.jit
+def fetch(source, ids, PENALISES: tl.constexpr):
+    """The logits to draw from of some ids of a row."""
+    logits, bound, seen, penalty = source
+    raw = tl.load(logits + ids, mask=ids < bound, other=float("-inf")).to(tl.float32)
+    return eligible(raw, ids, bound, seen, penalty, PENALISES)
+
+
+@triton.jit
+def scores(logits, ids, rule, floor, least):
+    """Scaled logits plus noise; minus infinity if not above `floor`, or below `least` or min_p."""
+    top, heat, noisy, lowest, first, second = rule
+    scaled = tl.div_rn(logits - top, heat)
+    standing = (logits > floor) & (logits >= least) & (scaled >= lowest)
+    return tl.where(standing, _noise(ids, first, second) * noisy + scaled, float("-inf"))
+
+
+@triton.jit
+def better(score, token, logit, best, winner, peak):
+    """The one of two (score, id, logit) that wins; the smaller id of equals."""
+    wins = (score > best) | ((score == best) & (token < winner))
+    score = tl.where(wins, score, best)
+    return score, tl.where(wins, token, winner), tl.where(wins, logit, peak)
+
+
+@triton.jit
+def winner_of(scored, ids, logits):
+    """The best score, its smallest id and that one's logit; `NOTHING` if no id has a score."""
+    ids = tl.where(scored > float("-inf"), ids, NOTHING)
+    return tl.reduce((scored, ids, logits), 0, better)
+
+
+@triton.jit
+def row_settings(numbers, counts, size, row, bound):
+    """Temperature, share of noise, top_k, top_p, log of min_p, and penalty of a row.
+
+    Temperature 0 comes as temperature 1 without noise or filters.
+    """
+    heat = tl.load(numbers + row)
+    greedy = heat == 0
+    part = tl.where(greedy, 1.0, tl.load(numbers + size + row))
+    lowest = tl.where(greedy, float("-inf"), tl.log(tl.load(numbers + 2 * size + row)))
+    penalty = tl.load(numbers + 3 * size + row)
+    most = tl.load(counts + 2 * size + row)
+    most = tl.where(greedy | (most <= 0) | (most >= bound), 0, most).to(tl.int32)
+    heat = tl.where(greedy, 1.0, tl.maximum(heat, TINY))
+    return heat, tl.where(greedy, 0.0, 1.0), most, part, lowest, penalty
+
+
+@triton.jit
+def emit(row, token, total, source, tokens, logprobs, PENALISES: tl.constexpr):
+    """Write a row's id and its raw logprob, and note the id as seen."""
+    logits, bound, seen, penalty = source
+    token = tl.minimum(token, bound - 1)  # logits that are no numbers leave none to choose
+    tl.store(tokens + row, token.to(tl.int64))
+    tl.store(logprobs + row, tl.load(logits + token).to(tl.float32) - total)
+    if PENALISES:
+        word = tl.load(seen + (token >> 5))
+        tl.store(seen + (token >> 5), word | (1 << (token & 31)))
