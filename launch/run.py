@@ -9,6 +9,7 @@ os.environ.setdefault(
 import asyncio
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import hydra
@@ -18,10 +19,10 @@ from omegaconf import DictConfig
 from launch.compose import build_backend, build_point, register_schema, to_spec
 from launch.run_files import log_into, write_config_once
 from launch.screen import Progress, print_summary, show_dry_run
-from pipeline.executor import execute
+from pipeline.executor import OnRow, execute
 from pipeline.point import Point
 from pipeline.protocols import Backend, BackendLostError
-from pipeline.rows import StoreError
+from pipeline.rows import Row, StoreError
 from pipeline.session import Session
 from pipeline.spec import SpecError
 
@@ -58,20 +59,31 @@ def run_points(points: list[Point], backend: Backend, configs: dict[Any, DictCon
     for point in points:
         write_config_once(point, configs[point.folder])
     with log_into([point.folder for point in points]):
-        sessions = asyncio.run(_execute(points, backend))
+        sessions = run_until_signal(points, backend)
     print_summary(sessions)
     states = {session.status for session in sessions}
     return 1 if "failed" in states else INTERRUPTED if "interrupted" in states else 0
 
 
-async def _execute(points: list[Point], backend: Backend) -> list[Session]:
+def run_until_signal(
+    points: Sequence[Point], backend: Backend, on_row: OnRow = lambda session, row: None
+) -> list[Session]:
     """Execute with a progress bar; SIGINT and SIGTERM end it once what is whole is written."""
+    return asyncio.run(_execute(points, backend, on_row))
+
+
+async def _execute(points: Sequence[Point], backend: Backend, on_row: OnRow) -> list[Session]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     with Progress(points) as progress:
-        return await execute(points, backend, stop, progress.on_row)
+
+        def heard(session: Session, row: Row | None) -> None:
+            progress.on_row(session, row)
+            on_row(session, row)
+
+        return await execute(points, backend, stop, heard)
 
 
 register_schema()

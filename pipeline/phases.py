@@ -51,10 +51,11 @@ def assistant_turn(
     """The assistant's turn: forced text and generations, through the forced text that comes next.
 
     With fewer generations than phases it is the prefill of the next phase. `lead` (a cue and a
-    space) is forced after the first opening.
+    space) is forced after the first opening. A generation without ids (an old row's) goes as text.
     """
     pieces: list[Piece] = [phases[0].opening + lead]
     for index, generation in enumerate(generations):
         following = phases[index + 1].opening if index + 1 < len(phases) else ""
-        pieces += [generation, missing(phases[index].closing + following, generation.tail)]
+        said = generation if generation.token_ids else generation.text + generation.tail
+        pieces += [said, missing(phases[index].closing + following, generation.tail)]
     return tuple(piece for piece in pieces if piece != "")

@@ -8,7 +8,17 @@ from typing import Any
 from pipeline.budget import Priced
 from pipeline.passes import cue_hash
 from pipeline.phases import resolve_phases
-from pipeline.protocols import FILTERS, Backend, Cue, Example, Phase, Piece, Prompt, Task
+from pipeline.protocols import (
+    FILTERS,
+    Backend,
+    Cue,
+    Example,
+    Generation,
+    Phase,
+    Piece,
+    Prompt,
+    Task,
+)
 from pipeline.rows import Key, Row
 from pipeline.slicing import select
 from pipeline.spec import RunSpec, Sampling, digest, require
@@ -68,6 +78,10 @@ class Point:
             for sample in sorted(samples, key=lambda s: (s != shared, s)):
                 yield example, sample
 
+    def shown(self, example: Example, sample: int) -> Sequence[Generation] | None:
+        """A pass 1 to be reconsidered instead of this sample's own, known beforehand; or None."""
+        return None
+
     def is_complete(self, row: Row) -> bool:
         """Whether a stored row has a pass for every cue of the spec."""
         have = {fields["cue_hash"] for fields in stored_passes(row)}
@@ -82,7 +96,7 @@ class Point:
 def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
     """Load data, resolve phases and identity, refuse what the backend cannot do. Loads no model."""
     phases = resolve_phases(task, backend, spec)
-    _refuse_what_it_cannot(spec, backend)
+    refuse_what_it_cannot(spec, backend)
     everything = task.examples()
     require(len(everything) > 0, "task.data", "hold at least one example", 0)
     cues = tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())
@@ -99,7 +113,7 @@ def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
     )
 
 
-def _refuse_what_it_cannot(spec: RunSpec, backend: Backend) -> None:
+def refuse_what_it_cannot(spec: RunSpec, backend: Backend) -> None:
     """Sampling filters and budgets that the backend cannot honour."""
     off = Sampling()
     for name in sorted(set(FILTERS) - set(backend.capabilities.filters)):

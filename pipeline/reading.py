@@ -15,6 +15,7 @@ STEP = re.compile(r"step(\d+)")  # as the original looks for it, anywhere in the
 STEP_FOLDER = re.compile(r"(?:[a-z]+-)?(?:step|checkpoint)-?\d+", re.IGNORECASE)
 TEMPERATURE = re.compile(r"temp-?(\d+(?:\.\d+)?)", re.IGNORECASE)
 NO_ROWS = ("journal-", "failures")
+WORKING = ".backfill"  # ends the name of a folder with rows that are not finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ def find(roots: Sequence[str | Path], split: str | None = None) -> list[RowFile]
         if root.is_file():
             paths[root] = None
         else:
-            paths |= dict.fromkeys(p for p in sorted(root.rglob("*.jsonl")) if _has_rows(p, split))
+            below = sorted(root.rglob("*.jsonl"))
+            paths |= dict.fromkeys(p for p in below if _has_rows(p, root, split))
     if not paths:
         named = f" with {split!r} in their name" if split else ""
         raise SpecError(
@@ -66,9 +68,11 @@ def path_step(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _has_rows(path: Path, split: str | None) -> bool:
+def _has_rows(path: Path, root: Path, split: str | None) -> bool:
     named = not path.name.startswith(NO_ROWS) and (split is None or split in path.name)
-    return named and path_step(path) is not None
+    parts = path.relative_to(root).parts
+    finished = not any(part.startswith(".") or part.endswith(WORKING) for part in parts)
+    return named and finished and path_step(path) is not None
 
 
 def _run_folder(path: Path) -> Path:

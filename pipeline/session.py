@@ -138,7 +138,6 @@ class Session:
         """
         key, point = Key(example.id, sample), self.point
         stored = self.rows.read(key) if key in self.rows.lines else None
-        shares = point.spec.run.second_pass_sample is not None and point.cues
         trace = Trace(
             spec=point.spec,
             task=point.task,
@@ -151,7 +150,7 @@ class Session:
             sample=sample,
             number=number,
             row=stored,
-            shown=(lambda own: self._show(example, sample, own)) if shares else None,
+            shown=lambda own: self._show(example, sample, own),
         )
         try:
             passes = await trace.run()
@@ -175,7 +174,11 @@ class Session:
         raise StoreError(f"another process has taken {self.point.folder} over; this one ends")
 
     async def _show(self, example: Example, sample: int, own: Passed) -> Passed:
-        """The pass 1 every sample of `example` reconsiders: sample `run.second_pass_sample`'s."""
+        """The pass 1 that a sample reconsiders: its own, or that of `run.second_pass_sample`."""
+        known = self.point.shown(example, sample)
+        shared = self.point.spec.run.second_pass_sample is not None and self.point.cues
+        if known is not None or not shared:
+            return own if known is None else known
         future = self._shown_future(example)
         if sample == self.point.spec.run.second_pass_sample and not future.done():
             future.set_result(own)
