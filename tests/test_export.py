@@ -1,0 +1,159 @@
+"""`launch/export.py`: rows as Parquet, CSV, JSON lines and a datasets folder; the S1 schemas."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from datasets import load_from_disk
+
+from launch.compose import build_backend, build_point, to_spec
+from launch.export import main
+from launch.run import run_points
+from pipeline.flat import column_kinds, kind_of, merge_kinds
+from tests.composing import composed
+from tests.written import one, row, write_rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two crosswords x two samples under two cues, with the echo backend."""
+    root = tmp_path_factory.mktemp("runs")
+    line = ["task=crossword", "backend=echo", "cue=[wait,neutral]", "run.limit=2"]
+    line += ["sampling.num_samples=2", "task.system_prompt=Solve it."]
+    config = composed(*line, f"run.root={root}")
+    spec = to_spec(config)
+    backend = build_backend(spec)
+    point = build_point(spec, backend, line, {})
+    assert run_points([point], backend, {point.folder: config}) == 0
+    return point.folder
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in next(folder.glob("step*.jsonl")).open()]
+
+
+def exported(folder: Path, out: Path, *settings: str) -> None:
+    assert main([str(folder), f"out={out}", *settings]) == 0
+
+
+def test_parquet_holds_every_column_with_its_type(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "rows.parquet", "to=parquet")
+    frame, rows = pd.read_parquet(tmp_path / "rows.parquet"), rows_in(folder)
+    assert frame["pass1.entropy"].tolist() == [r["pass1"]["entropy"] for r in rows]
+    assert [list(ids) for ids in frame["pass2b.token_ids"]] == [
+        r["pass2b"]["token_ids"] for r in rows
+    ]
+    assert frame["pass1.is_correct_pred"].dtype == bool
+    assert [json.loads(text) for text in frame["pass1.segments"]] == [
+        r["pass1"]["segments"] for r in rows
+    ]
+    assert set(frame) >= {"run", "problem", "temperature", "fingerprint", "pass2.output"}
+
+
+def test_arrays_can_be_left_out(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "rows.parquet", "to=parquet", "arrays=false")
+    names = set(pd.read_parquet(tmp_path / "rows.parquet"))
+    assert "pass1.reconsider_markers" in names
+    assert not names & {"pass1.token_ids", "pass1.entropies", "pass2a.logprobs"}
+
+
+def test_csv_reads_back(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "rows.csv", "to=csv")
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    rows = rows_in(folder)
+    assert [r["pass1.output"] for r in read] == [r["pass1"]["output"] for r in rows]
+    assert json.loads(read[0]["pass1.entropies"]) == rows[0]["pass1"]["entropies"]
+
+
+def test_a_datasets_folder_loads(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "set", "to=hf")
+    found, rows = load_from_disk(str(tmp_path / "set")), rows_in(folder)
+    assert found["example_id"][:] == [r["example_id"] for r in rows]
+    assert found[0]["pass1.entropies"] == rows[0]["pass1"]["entropies"]
+    assert main([str(folder), f"out={tmp_path / 'set'}", "to=hf"]) == 2
+
+
+def test_the_keys_of_the_inferencers_code(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "out.jsonl", "to=jsonl", "schema=inferencer", "pass=pass2a")
+    made = [json.loads(line) for line in (tmp_path / "out.jsonl").open()]
+    assert len(made) == 4
+    for line, stored in zip(made, rows_in(folder), strict=True):
+        assert line["system_prompt"] == "Solve it."  # of this run, not of conf/task
+        assert line["user_prompt"].startswith(f"Clue: {stored['problem']}")
+        assert line["assistant_response"] == stored["pass2a"]["output"]
+        assert line["ground_truth"] == stored["gold_answer"]
+        assert list(line) == ["system_prompt", "user_prompt", "assistant_response", "ground_truth"]
+
+
+def test_the_keys_of_the_inferencers_documentation(folder: Path, tmp_path: Path) -> None:
+    exported(folder, tmp_path / "out.jsonl", "to=jsonl", "schema=inferencer_documented")
+    for line, stored in zip((tmp_path / "out.jsonl").open(), rows_in(folder), strict=True):
+        made = json.loads(line)
+        assert list(made) == ["question", "predicted_answer", "ground_truth", "metadata"]
+        assert made["predicted_answer"] == stored["pass1"]["pred_answer"]
+        meta = made["metadata"]
+        assert meta["model_id"] == stored["model"]
+        assert meta["token_count"] == stored["pass1"]["tokens_total"]
+        assert meta["inference_time"] == stored["pass1"]["seconds"]
+        assert meta["generation_config"]["temperature"] == stored["temperature"]
+
+
+def test_rows_without_the_pass_are_not_in_it(tmp_path: Path) -> None:
+    rows = [row("A", 0, one(True)), row("B", 0, one(True), one(False))]
+    path = write_rows(tmp_path / "step0.jsonl", rows)
+    settings = ["to=csv", "schema=inferencer_documented", "pass=pass2"]
+    exported(path, tmp_path / "out.csv", *settings)
+    assert pd.read_csv(tmp_path / "out.csv")["question"].tolist() == ["B"]
+
+
+def test_columns_of_several_types_become_what_holds_them_all(tmp_path: Path) -> None:
+    rows = [
+        row("A", 0, one(True, 1), gold_answer="x", grade=1, tags=[], odd=[1, "a"], n=None),
+        row("B", 0, one(None, 0.5), gold_answer=["x", "y"], grade=0.5, tags=["t"], odd={"k": 1}),
+    ]
+    exported(write_rows(tmp_path / "step0.jsonl", rows), tmp_path / "o.parquet")
+    frame = pd.read_parquet(tmp_path / "o.parquet")
+    assert frame["gold_answer"].tolist() == ['"x"', '["x", "y"]']
+    assert frame["grade"].tolist() == [1.0, 0.5]
+    assert [list(tags) for tags in frame["tags"]] == [[], ["t"]]
+    assert frame["odd"].tolist() == ['[1, "a"]', '{"k": 1}']
+    assert frame["pass1.is_correct_pred"].tolist() == [True, None]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2], "int"),
+        ([1, 0.5], "float"),
+        ([True, 1], "json"),
+        (["a", None], "text"),
+        ([None], None),
+        ([[], [1]], "list int"),
+        ([[1], [0.5]], "list float"),
+        ([[]], "list"),
+        ([[1], "a"], "json"),
+        ([[{"a": 1}]], "json"),
+    ],
+)
+def test_kinds(values: list[Any], kind: str | None) -> None:
+    assert merge_kinds(map(kind_of, values)) == kind
+    assert column_kinds([{"c": value} for value in values])["c"] == (kind or "text")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["to=xml", "out=x"], "to must be one of parquet, csv, jsonl, hf"),
+        (["schema=x", "out=x"], "schema must be one of"),
+        ([], "out must name"),
+    ],
+)
+def test_what_there_is_not_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], settings: list[str], sentence: str
+) -> None:
+    assert main([str(folder), *settings]) == 2
+    assert sentence in capsys.readouterr().err
