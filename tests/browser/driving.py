@@ -28,6 +28,7 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1500,1000",
 )
+PIXELS = Path(__file__).with_name("pixels.js").read_text(encoding="utf-8")
 CONTRASTS = Path(__file__).with_name("contrasts.js").read_text(encoding="utf-8")
 
 
@@ -93,3 +94,13 @@ def screenshot(driver: Browser, name: str) -> None:
     folder = os.environ.get("REPORT_SCREENSHOTS")
     if folder:
         driver.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+def colours(driver: Browser, places: list[WebElement]) -> list[tuple[float, float, float]]:
+    """Mean red, green and blue (0 to 255) of each place, from a screenshot."""
+    script = "return arguments[0].map((e) => { const { x, y, width, height } = "
+    script += "e.getClientRects()[0]; return { x, y, width, height }; })"
+    rectangles = driver.execute_script(script, places)
+    picture = driver.get_screenshot_as_base64()
+    found = driver.execute_async_script(PIXELS, picture, rectangles)
+    return [(red, green, blue) for red, green, blue in found]

@@ -13,6 +13,7 @@ from launch import report
 from tests.browser.driving import (
     CONTRASTS,
     Browser,
+    colours,
     every,
     one,
     open_page,
@@ -66,6 +67,10 @@ def test_tokens_are_shaded_by_entropy_and_hovering_tells_entropy_and_logprob(
     pairs = sorted((entropy_of(browser, token), alpha(token)) for token in tokens)
     assert [a for _, a in pairs] == sorted(a for _, a in pairs)
     assert pairs[0][1] == 0 and pairs[-1][1] > 0.15
+    ranked = sorted(tokens, key=lambda token: entropy_of(browser, token))
+    ends = [*ranked[:3], *ranked[-3:]]
+    warmth = [red - blue for red, _, blue in colours(browser, ends)]  # orange: red without blue
+    assert min(warmth[3:]) > 25 + max(warmth[:3]), "the screenshot shows no shading"
     passes = every(sample, ".pass")
     assert len(passes) == 3
     assert one(passes[1], ".output .cue").text.strip() == "Wait, let me reconsider."
@@ -164,6 +169,12 @@ def test_boards_are_played_move_by_move_and_illegal_moves_are_told(
     wait(lambda: top("B") == "46px")
     next_move.click()
     assert status.text == "solved"
+    time.sleep(0.4)  # the piece's glide
+    right = one(sample, ".board").rect
+    red, green, blue = colours(browser, [one(sample, ".piece.target")])[0]
+    assert red > 150 and max(green, blue) < 110, "the screenshot shows no red piece"
+    target = one(sample, ".piece.target").rect
+    assert abs(target["x"] + target["width"] - right["x"] - right["width"]) < 6
     screenshot(browser, "board")
     select = one(sample, ".player select")
     one(select, "option[value='1']").click()  # what pass 1 answered: A would leave the board
