@@ -96,7 +96,7 @@ function filterForm(index, onchange) {
     index.runs.length > 1 ? choice("Run", "run", [["", "both runs"], ...index.runs.map((run, i) => [String(i), run.name])]) : null,
     choice("Task", "task", [["", "all tasks"], ...values("task")]),
     choice("Step", "step", [["", "all steps"], ...values("step")]),
-    choice("Temperature", "temperature", [["", "all"], ...values("temperature")]),
+    choice("Temperature", "temperature", [["", "all temperatures"], ...values("temperature")]),
     choice("Cue", "cue", [["", "all cues"], ...cues]),
     choice("Outcome", "outcome", OUTCOMES),
     choice("Order", "order", ORDERS),
