@@ -87,6 +87,8 @@ def print_summary(sessions: Sequence[Session]) -> None:
         if session.failures:
             state += f", {len(session.failures)} failed (see failures.jsonl)"
         console.print(state, markup=False)
+        if session.budget.exhausted:
+            console.print(session.budget.sentence(), style="red", markup=False)
         console.print(str(session.point.rows_path), markup=False, soft_wrap=True)
 
 

@@ -50,6 +50,7 @@ class Sender:
         self._jobs: BatchJobs | None = None
         self._first = asyncio.Lock()
         self._met = False
+        self._lost: BackendLostError | None = None
 
     async def open(self, batch: BatchApi | None = None) -> None:
         """Read the key and make the client.
@@ -87,6 +88,8 @@ class Sender:
         """
         if not self._met:
             async with self._first:
+                if self._lost is not None:
+                    raise self._lost
                 if not self._met:
                     return await self._ask_first(request, count, text)
         return await self._ask(request, count, text)
@@ -97,12 +100,13 @@ class Sender:
         try:
             answered = await self._ask(request, count, text, directly=True)
         except GatewayError as error:
-            self._met = True
             if error.status in LOST or error.code in NO_MONEY:
                 place = f"{self._place.service} at {self._place.url}"
                 hint = {401: "check the key", 404: "check backend.deployment and the address"}
                 advice = hint.get(error.status or 0, "check the address and the account")
-                raise BackendLostError(f"{place}: {error}; {advice}") from None
+                self._lost = BackendLostError(f"{place}: {error}; {advice}")
+                raise self._lost from None
+            self._met = True
             raise
         self._met = True
         return answered
