@@ -1,0 +1,216 @@
+"""The Batch API: submitted, polled, collected, taken up again after a kill."""
+
+import asyncio
+import json
+import re
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.backends.openai_api.attempts import GatewayError
+from components.backends.openai_api.backend import OpenAiBackend
+from pipeline.protocols import BackendLostError, Generation, Request
+from tests.gateways.asking import ask, backend, request
+from tests.gateways.service import Body, Reply, Seen, Service, chat, refusal
+
+FAST = (
+    "backend.batch.enabled=true",
+    "backend.batch.gather=0.1",
+    "backend.batch.poll=0.05",
+)
+
+
+class BatchService:
+    """Files and batches in memory. `polls` is how often a batch says that it is under way."""
+
+    def __init__(self, polls: int = 2) -> None:
+        self.files: dict[str, str] = {}
+        self.batches: dict[str, Body] = {}
+        self.polls = polls
+        self.looked: Counter[str] = Counter()
+        self.direct = 0
+        self.spoil: dict[str, Body] = {}  # content -> the line that answers it, once
+        self.refuse = False
+        self._lock = threading.Lock()
+
+    def __call__(self, seen: Seen) -> Reply:
+        with self._lock:
+            if seen.path.endswith("/chat/completions"):
+                self.direct += 1
+                return Reply(self.answer(seen.body))
+            if seen.path == "/v1/files":
+                return Reply(self.keep(seen.body["raw"]))
+            if seen.path == "/v1/batches":
+                return Reply(self.create(seen.body) if "endpoint" in seen.body else self.listed())
+            name = seen.path.split("/")[3]
+            if seen.path.endswith("/content"):
+                return Reply(text=self.files[name])
+            if name not in self.batches:
+                return Reply(refusal("no such batch"), 404)
+            return Reply(self.look(name))
+
+    def answer(self, body: Body) -> Body:
+        return chat(f"said {body['messages'][-1]['content']}")
+
+    def keep(self, raw: str) -> Body:
+        lines = re.findall(r'^\{"custom_id".*$', raw, flags=re.MULTILINE)
+        name = f"file-{len(self.files)}"
+        self.files[name] = "\n".join(lines)
+        return {"id": name, "object": "file", "bytes": 1, "created_at": 1, "filename": "f"} | {
+            "purpose": "batch",
+            "status": "processed",
+        }
+
+    def create(self, body: Body) -> Body:
+        name = f"batch-{len(self.batches)}"
+        self.batches[name] = {
+            "id": name,
+            "object": "batch",
+            "endpoint": body["endpoint"],
+            "input_file_id": body["input_file_id"],
+            "completion_window": body["completion_window"],
+            "metadata": body["metadata"],
+            "status": "failed" if self.refuse else "in_progress",
+            "created_at": 1,
+            "errors": {"data": [{"message": "too many tokens in queue"}]},
+        }
+        return self.batches[name]
+
+    def listed(self) -> Body:
+        return {"object": "list", "data": list(self.batches.values()), "has_more": False}
+
+    def look(self, name: str) -> Body:
+        batch = self.batches[name]
+        self.looked[name] += 1
+        if self.looked[name] > self.polls and batch["status"] == "in_progress":
+            lines = [json.loads(line) for line in self.files[batch["input_file_id"]].splitlines()]
+            self.files[f"out-{name}"] = "\n".join(json.dumps(self.line(one)) for one in lines)
+            batch |= {"status": "completed", "output_file_id": f"out-{name}"}
+        return batch
+
+    def line(self, asked: Body) -> Body:
+        content = asked["body"]["messages"][-1]["content"]
+        done = {"status_code": 200, "body": self.answer(asked["body"])}
+        return {"custom_id": asked["custom_id"], "error": None} | self.spoil.pop(
+            content, {"response": done}
+        )
+
+
+def questions(count: int) -> list[Request]:
+    return [request(f"q{i}", seed=i, stop=()) for i in range(count)]
+
+
+def texts(found: list[Generation | BaseException]) -> list[str]:
+    assert not [error for error in found if isinstance(error, BaseException)], found
+    return [g.text for g in found if isinstance(g, Generation)]
+
+
+def test_requests_go_in_one_file_and_every_answer_comes_back(tmp_path: Path) -> None:
+    script = BatchService()
+    with Service(script) as service:
+        made = backend(service.url, tmp_path, *FAST)
+        assert texts(ask(made, *questions(50))) == [f"said q{i}" for i in range(50)]
+    assert script.direct == 1, "the first request goes directly, to learn what is refused"
+    (batch,) = script.batches.values()
+    assert len(script.files[batch["input_file_id"]].splitlines()) == 49
+    assert batch["endpoint"] == "/v1/chat/completions" and batch["completion_window"] == "24h"
+    assert not list(tmp_path.rglob("batches/*.json"))
+
+
+def test_batches_cost_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with Service(BatchService()) as service:
+        line = (*FAST, "backend.deployment=gpt-4o")
+        made = backend(service.url, tmp_path, *line, kind="openai")
+        found = ask(made, *questions(3))
+    costs = [g.extra["cost_usd"] for g in found if isinstance(g, Generation)]
+    assert costs == pytest.approx([(11 * 2.5 + 7 * 10) / 2e6] * 3)
+
+
+async def until_submitted(made: OpenAiBackend, script: BatchService, asked: list[Request]) -> None:
+    """Ask, and die once a batch is under way."""
+    async with made:
+        work = [asyncio.create_task(made.generate(one)) for one in asked]
+        while not script.batches:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+
+def test_a_batch_under_way_is_taken_up_again_not_submitted_twice(tmp_path: Path) -> None:
+    script = BatchService(polls=10**9)
+    with Service(script) as service:
+        asked = questions(20)
+        asyncio.run(until_submitted(backend(service.url, tmp_path, *FAST), script, asked))
+        assert len(script.batches) == 1
+        script.polls = 0
+        found = ask(backend(service.url, tmp_path, *FAST), *asked)
+    assert texts(found) == [f"said q{i}" for i in range(20)]
+    assert len(script.batches) == 1
+
+
+def test_a_batch_whose_record_lacks_its_id_is_found_by_its_mark(tmp_path: Path) -> None:
+    script = BatchService(polls=10**9)
+    with Service(script) as service:
+        asked = questions(5)
+        asyncio.run(until_submitted(backend(service.url, tmp_path, *FAST), script, asked))
+        (record,) = tmp_path.rglob("batches/*.json")
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"batch": None}))
+        script.polls = 0
+        assert len(texts(ask(backend(service.url, tmp_path, *FAST), *asked))) == 5
+    assert len(script.batches) == 1
+
+
+def test_a_batch_that_the_service_forgot_is_submitted_anew(tmp_path: Path) -> None:
+    script = BatchService(polls=10**9)
+    with Service(script) as service:
+        asked = questions(5)
+        asyncio.run(until_submitted(backend(service.url, tmp_path, *FAST), script, asked))
+        script.batches.clear()
+        script.polls = 0
+        assert len(texts(ask(backend(service.url, tmp_path, *FAST), *asked))) == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"response": {"status_code": 500, "body": {}}},
+        {"response": None, "error": {"code": "batch_expired", "message": "late"}},
+        {"response": {"status_code": 200, "body": {"error": {"message": "upstream"}}}},
+    ],
+)
+def test_a_line_without_an_answer_is_asked_in_the_next_batch(
+    tmp_path: Path, line: dict[str, Any]
+) -> None:
+    script = BatchService()
+    script.spoil["q3"] = line
+    with Service(script) as service:
+        found = ask(backend(service.url, tmp_path, *FAST), *questions(6))
+    assert texts(found) == [f"said q{i}" for i in range(6)]
+    assert [len(script.files[b["input_file_id"]].splitlines()) for b in script.batches.values()] == [
+        5,
+        1,
+    ]
+
+
+def test_a_line_that_is_refused_fails_its_row_alone(tmp_path: Path) -> None:
+    script = BatchService()
+    script.spoil["q3"] = {"response": {"status_code": 400, "body": refusal("bad words")}}
+    with Service(script) as service:
+        found = ask(backend(service.url, tmp_path, *FAST), *questions(6))
+    assert isinstance(found[3], GatewayError) and "bad words" in str(found[3])
+    assert len(texts([g for g in found if g is not found[3]])) == 5
+
+
+def test_a_refused_batch_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    script = BatchService()
+    script.refuse = True
+    with Service(script) as service:
+        found = ask(backend(service.url, tmp_path, *FAST), *questions(4))
+    assert all(isinstance(error, BackendLostError) for error in found[1:])
+    assert "too many tokens in queue" in str(found[1])
