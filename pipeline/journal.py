@@ -1,6 +1,5 @@
 """The journal: every finished Generation of an unfinished trace, so none is made twice."""
 
-import os
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.protocols import Generation
-from pipeline.rows import Key, append, encode, read_lines, repair, write_atomically
+from pipeline.rows import Flush, Key, append, encode, read_lines, repair, write_atomically
 
 PASS1 = "pass1"
 
@@ -44,6 +43,7 @@ class Journal:
             for path in self._sizes:
                 path.unlink()
         self._file = FileIO(self.path, "ab")
+        self._flush = Flush(self._file)
 
     def learn(self, finished: set[Key]) -> None:
         """Read what other writers left since the last look."""
@@ -77,12 +77,11 @@ class Journal:
         data = _line(entry, generation)
         with self._mutex:
             append(self._file, data)
+            self._flush.written += 1
 
     def sync(self) -> None:
         """Flush to disk; for a thread, since it takes milliseconds."""
-        with self._mutex:
-            if not self._file.closed:
-                os.fsync(self._file.fileno())
+        self._flush.reach(self._flush.written)
 
     def close(self, everything_finished: bool) -> None:
         """Close; remove the file when no trace is left unfinished, or it holds nothing."""

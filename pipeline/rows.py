@@ -100,6 +100,25 @@ def append(file: FileIO, data: bytes) -> int:
     return offset
 
 
+class Flush:
+    """Flushes a file to disk for many threads: one flush serves all who wrote before it began."""
+
+    def __init__(self, file: FileIO) -> None:
+        """Nothing is written yet."""
+        self._file = file
+        self._mutex = threading.Lock()
+        self.written = self._flushed = 0
+
+    def reach(self, count: int) -> None:
+        """Return once the first `count` writes are on disk; the writer counts them in `written`."""
+        with self._mutex:
+            if self._flushed >= count or self._file.closed:
+                return
+            reached = self.written
+            os.fsync(self._file.fileno())
+            self._flushed = reached
+
+
 def repair(path: Path) -> int:
     """Cut a torn last line; complete one that lacks only its newline. Returns the bytes cut."""
     if not path.exists() or path.stat().st_size == 0:
@@ -238,6 +257,7 @@ class Rows:
         self._versions: dict[Path, tuple[int, int]] | None = None
         self.refresh()
         self._file = FileIO(self.own, "ab")
+        self._flush = Flush(self._file)
 
     def refresh(self, parts: bool = True) -> None:
         """Index again what others changed: the merged file and, with `parts`, their parts."""
@@ -271,9 +291,11 @@ class Rows:
         data = encode(row)
         with self._mutex:
             offset = append(self._file, data)
-            os.fsync(self._file.fileno())
+            self._flush.written += 1
+            written = self._flush.written
             self._index.add(row, Place(self.own, Line(offset, len(data))))
             self.complete.add(key_of(row))
+        self._flush.reach(written)
 
     def read(self, key: Key) -> Row:
         """The current row of a key. Raises KeyError without one."""

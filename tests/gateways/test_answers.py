@@ -211,6 +211,17 @@ def test_a_refusal_that_names_its_field_in_words_is_understood(tmp_path: Path) -
         assert len(service.seen) == 2
 
 
+def test_a_cap_that_is_refused_under_both_names_fails_the_row(tmp_path: Path) -> None:
+    def script(seen: Seen) -> Reply:
+        name = next(name for name in seen.body if name.startswith("max_"))
+        return Reply(refusal(f"'{name}' is too large", name), 400)
+
+    with Service(script) as service:
+        (found,) = ask(backend(service.url, tmp_path), request())
+        assert len(service.seen) == 2
+    assert isinstance(found, GatewayError) and "too large" in str(found)
+
+
 def test_a_refused_temperature_ends_the_run_with_its_key(tmp_path: Path) -> None:
     with picky("temperature", "") as service:
         found = ask(backend(service.url, tmp_path), *(request(f"q{i}") for i in range(20)))

@@ -192,10 +192,8 @@ def test_a_line_without_an_answer_is_asked_in_the_next_batch(
     with Service(script) as service:
         found = ask(backend(service.url, tmp_path, *FAST), *questions(6))
     assert texts(found) == [f"said q{i}" for i in range(6)]
-    assert [len(script.files[b["input_file_id"]].splitlines()) for b in script.batches.values()] == [
-        5,
-        1,
-    ]
+    inputs = [script.files[batch["input_file_id"]] for batch in script.batches.values()]
+    assert [len(text.splitlines()) for text in inputs] == [5, 1]
 
 
 def test_a_line_that_is_refused_fails_its_row_alone(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ NEUTRAL: dict[str, object] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-OPTIONAL = ("seed", "n", "stop", "logprobs", "top_logprobs", "include", "store", "usage")
+OPTIONAL = ("seed", "n", "stop", "store", "usage")
+PROBABILITIES = ("logprobs", "top_logprobs", "include")
 SEEDS = 2**31
 EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # not in the official API
 
@@ -56,6 +57,7 @@ class Dialect:
     extra: Mapping[str, Any] = field(default_factory=dict)
     prefill_extra: Mapping[str, Any] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
+    renamed: bool = False
 
     def body(
         self, request: Request, count: int = 1, prompt_text: str | None = None
@@ -70,7 +72,7 @@ class Dialect:
             fields |= {"n": count} if count > 1 else {}
         if request.entropy and self.top_logprobs:
             fields |= self._logprobs()
-        if request.prompt.prefill:
+        if request.prompt.prefill and self.api == "chat":
             fields |= self.prefill_extra
         fields |= self.extra
         return {name: value for name, value in fields.items() if name not in self.dropped}
@@ -109,24 +111,29 @@ class Dialect:
         Raises:
             RefusedParameterError: the run asks for something that the service does not do.
         """
-        culprit = _culprit(body, complaint, named)
-        if culprit is None:
+        learned = [self._take(name, body) for name in _named(body, complaint, named)]
+        return any(learned)
+
+    def _take(self, name: str, body: Mapping[str, Any]) -> bool:
+        if name in CAP_NAMES[self.api]:
+            return self._rename_cap(name)
+        if name in NEUTRAL:
+            return self._drop_neutral(name, body[name])
+        if name in PROBABILITIES:
+            self.dropped |= set(PROBABILITIES)
+        elif name in OPTIONAL:
+            self.dropped |= {name}
+        return name in (*PROBABILITIES, *OPTIONAL)
+
+    def _rename_cap(self, name: str) -> bool:
+        """Once: a service that refuses both names refuses the number."""
+        others = [other for other in CAP_NAMES[self.api] if other != name]
+        if self.cap_name != name:
+            return True  # learned while this request was under way
+        if self.renamed or not others:
             return False
-        names = CAP_NAMES[self.api]
-        if culprit in names:
-            other = next((name for name in names if name != culprit), None)
-            if other is None or other not in complaint and self.cap_name != culprit:
-                return False
-            self.cap_name = other
-            return True
-        if culprit in NEUTRAL:
-            return self._drop_neutral(culprit, body[culprit])
-        if culprit in OPTIONAL:
-            self.dropped |= {culprit}
-            if culprit in ("logprobs", "top_logprobs", "include"):
-                self.dropped |= {"logprobs", "top_logprobs", "include"}
-            return True
-        return False
+        self.cap_name, self.renamed = others[0], True
+        return True
 
     def _drop_neutral(self, name: str, value: object) -> bool:
         if value != NEUTRAL[name] and not (name == "top_p" and value == 1.0):
@@ -135,21 +142,16 @@ class Dialect:
         self.dropped |= {name}
         return True
 
-    @property
-    def cuts_stops(self) -> bool:
-        """Whether stop strings are looked for here since the service does not."""
-        return "stop" in self.dropped or self.api == "responses"
 
-
-def _culprit(body: Mapping[str, Any], complaint: str, named: str | None) -> str | None:
-    """The parameter of the body that a refusal speaks of."""
-    if named in body:
-        return named
+def _named(body: Mapping[str, Any], complaint: str, named: str | None) -> list[str]:
+    """The parameters of the body that a refusal speaks of."""
+    if named is not None and named in body:
+        return [named]
     words = re.findall(r"['\"`]([a-z_]+)['\"`]", complaint)
-    first = next((word for word in words if word in body), None)
-    if first is not None or "nsupported" not in complaint and "nrecognized" not in complaint:
-        return first
-    return next((name for name in body if re.search(rf"\b{name}\b", complaint)), None)
+    quoted = [word for word in dict.fromkeys(words) if word in body]
+    if quoted or not re.search("nsupported|nrecognized|nexpected", complaint):
+        return quoted
+    return [name for name in body if re.search(rf"\b{name}\b", complaint)]
 
 
 def chat_messages(prompt: Prompt) -> list[dict[str, str]]:
