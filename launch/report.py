@@ -46,6 +46,9 @@ def read(number: int, roots: Sequence[str], limit: int) -> Side:
     Which examples does not depend on the run, so that two runs can be compared.
     """
     table = load(find(roots))
+    if table.passes.empty:
+        files = ", ".join(str(file.path) for file in table.files)
+        raise SpecError(f"no row with a pass in {files}; wait for the first one to be written")
     order = table.rows.sort_values(["example", "sample", "step", "temperature"], kind="stable")
     wanted = table.rows.index.isin(order.index[:limit])
     shown = table.keep(pd.Series(wanted, table.rows.index))
@@ -116,6 +119,10 @@ class Pieces:
     def _notes(self) -> list[str]:
         notes = []
         for side in self.sides:
+            shown, rows = len(side.shown.rows), len(side.table.rows)
+            if shown < rows:
+                which = f"{shown} of {rows} rows, all samples of some examples (see --rows)"
+                notes.append(f"{side.name}: the samples tab holds {which}; numbers use every row.")
             if side.table.broken:
                 notes.append(
                     f"{side.name}: {side.table.broken} lines are no rows and were left out."

@@ -22,6 +22,13 @@ SHARES = (
     *("avg_at_k", "pass_at_k", "maj_at_k"),
 )
 RATES = ("improved", "no_answer", "truncated", "tag_violations", "marked")
+NATS = ("entropy", "entropy_think", "entropy_answer", "entropy_sd", "low", "high")
+HEADINGS = {
+    **{"cue": "pass", "side": "report", "p_exact": "p (exact)", "change": "change of accuracy"},
+    **{"right_right": "stayed right", "right_wrong": "right to wrong"},
+    **{"wrong_right": "wrong to right", "wrong_wrong": "stayed wrong"},
+    **{"avg_at_k": "avg@k", "pass_at_k": "pass@k", "maj_at_k": "maj@k"},
+}
 S0_NOTE = "Percentages and entropies as seed S0 defined them: S per sample, E per example."
 Line = dict[str, Any]
 
@@ -99,6 +106,8 @@ def tables(named: Sequence[tuple[str, Table]]) -> Iterator[Line]:
     ):
         frames = [make(table).assign(side=name) for name, table in named]
         frame = pd.concat([frame for frame in frames if len(frame)] or frames[:1])
+        if frame.empty:
+            continue
         sides = ["side"] if len(named) > 1 else []
         yield {"title": title, "about": about} | shown(frame, [*sides, *kept])
 

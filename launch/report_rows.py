@@ -29,7 +29,12 @@ class Packed:
 
 
 def passes_of(row: Row) -> list[tuple[str, Fields]]:
-    """The passes of a row, pass 1 first. A `pass2` that repeats a lettered pass is left out."""
+    """The passes of a row, pass 1 first. A `pass2` that repeats a lettered pass is left out.
+
+    Rows of the original's oldest runner are one pass without an object of its own.
+    """
+    if not row.get("pass1") and "output" in row:
+        return [("pass1", {name: row[name] for name in ("output", "entropy") if name in row})]
     lettered = [name for name in sorted(row) if LETTERED.fullmatch(name) and row[name]]
     found = [(name, row[name]) for name in ["pass1", *lettered] if row.get(name)]
     last = row.get("pass2")
@@ -56,7 +61,7 @@ def pack(row: Row) -> Packed:
         "gold": row.get("gold_answer"),
         "golds": row.get("gold_answer_canon_set"),
         "board": board_of(row, passes),
-        "fields": _scalars(row, ("problem", "gold_answer", "board")),
+        "fields": _scalars(row, ("problem", "gold_answer", "board", "output")),
         "passes": [_texts(name, fields, passes[0][1]) for name, fields in passes],
     }
     return Packed(line, texts, [_tokens(fields) for _, fields in passes])

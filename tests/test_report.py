@@ -139,6 +139,8 @@ def test_a_row_of_the_original_keeps_what_it_has() -> None:
     assert packed.line["example"] == "2+2" and packed.tokens == [None, None, None]
     assert packed.texts["passes"][2]["fields"]["unknown_v1"] is True
     assert packed.texts["passes"][0]["cue"] is None
+    oldest = pack({"problem": "2+2", "output": "4", "entropy": 0.5})
+    assert [(p["cue"], p["entropy"]) for p in oldest.line["passes"]] == [(None, 0.5)]
 
 
 def test_numbers_are_over_all_rows_and_those_worked_out_by_hand(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_numbers_are_over_all_rows_and_those_worked_out_by_hand(tmp_path: Path) 
         (False, 2, 3),
     }
     flips = next(table for table in index["tables"] if table["title"] == "Flips")
-    assert dict(zip(flips["columns"], flips["rows"][0], strict=True))["wrong right"] == 2
+    assert dict(zip(flips["columns"], flips["rows"][0], strict=True))["wrong to right"] == 2
 
 
 def test_two_runs_are_paired_sample_by_sample_even_at_different_steps(tmp_path: Path) -> None:
@@ -205,6 +207,9 @@ def test_what_cannot_be_read_ends_in_a_sentence(
 ) -> None:
     assert report.main([str(tmp_path / "nothing"), "-o", str(tmp_path / "r.html")]) == 2
     assert "does not exist" in capsys.readouterr().err
+    (tmp_path / "step0000_test.jsonl").touch()
+    assert report.main([str(tmp_path), "-o", str(tmp_path / "r.html")]) == 2
+    assert "no row with a pass" in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
 
 

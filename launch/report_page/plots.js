@@ -39,7 +39,7 @@ function curves(index, points, x, y) {
 }
 
 function bars(index, points) {
-  return [...index.runs.keys()].map((run) => {
+  const drawn = [...index.runs.keys()].map((run) => {
     const here = index.passes.map((pass) => points.find((p) => p.run === run && p.label === pass)).filter((p) => p && p.accuracy !== null);
     return {
       type: "bar", name: safe(index.runs[run].name), x: here.map((p) => safe(p.label)), y: here.map((p) => p.accuracy),
@@ -48,6 +48,7 @@ function bars(index, points) {
       customdata: here.map((p) => p.rows), hovertemplate: "%{x}: %{y:.2%} of %{customdata} rows<extra>%{fullData.name}</extra>",
     };
   });
+  return drawn.filter((trace) => trace.x.length);
 }
 
 function histograms(index, chosen) {
@@ -109,8 +110,10 @@ async function drawPlots(panel, index, chosen) {
     place.previousElementSibling.textContent = title;
     const more = name === "entropies" ? { barmode: "overlay", bargap: 0 } : { barmode: "group", scattermode: "group", scattergap: 0.93 };
     const values = format ? { rangemode: "tozero", tickformat: format } : { rangemode: "tozero" };
-    Plotly.react(place, traces, { ...layout, ...more, showlegend: name !== "passes" || !single,
-      xaxis: { ...axis, title: { text: x }, ...kind(name, traces) }, yaxis: { ...axis, ...values, title: { text: y } } }, options);
+    const nothing = traces.length ? [] : [{ text: "nothing to draw for this choice", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
+    const whole = traces.length ? {} : { range: [0, 1] };
+    Plotly.react(place, traces, { ...layout, ...more, annotations: nothing, showlegend: name !== "passes" || !single,
+      xaxis: { ...axis, title: { text: x }, ...kind(name, traces) }, yaxis: { ...axis, ...values, ...whole, title: { text: y } } }, options);
   }
   const found = flipDiagram(index, chosen);
   const place = panel.querySelector("#plot-flips");
