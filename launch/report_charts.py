@@ -22,7 +22,7 @@ SHARES = (
     *("avg_at_k", "pass_at_k", "maj_at_k"),
 )
 RATES = ("improved", "no_answer", "truncated", "tag_violations", "marked")
-NATS = ("entropy", "entropy_think", "entropy_answer", "entropy_sd", "low", "high")
+NATS = ("entropy", "entropy_think", "entropy_answer", "entropy_sd")
 HEADINGS = {
     **{"cue": "pass", "side": "report", "p_exact": "p (exact)", "change": "change of accuracy"},
     **{"right_right": "stayed right", "right_wrong": "right to wrong"},
@@ -152,10 +152,9 @@ def shown(frame: pd.DataFrame, kept: Sequence[str]) -> Line:
 
 
 def _heading(name: str) -> str:
-    text = {"cue": "pass", "side": "report", "p_exact": "p (exact)"}.get(
-        name, name.replace("_", " ")
-    )
-    return f"{text} %" if name in SHARES + RATES else text
+    text = HEADINGS.get(name, name.replace("_", " "))
+    unit = " %" if name in SHARES + RATES else " (nats)" if name in NATS else ""
+    return text + unit
 
 
 def _cell(line: Line, name: str) -> Any:
