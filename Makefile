@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser check golden
+.PHONY: help install demo test test-browser test-gateways check golden
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test-browser: $(STAMP)  ## the HTML report in headless Chromium, installed from 
 	@command -v chromium chromedriver >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; }
 	$(BIN)/python -m pytest tests/browser
+
+test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills; transformers serve against hf
+	$(BIN)/python -m pytest tests/servers
 
 check: $(STAMP)  ## formatting, lints and types
 	$(BIN)/ruff format --check .
