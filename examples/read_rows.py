@@ -7,20 +7,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.rows import read_lines
-from pipeline.summary import summarize
+from pipeline.reading import find
+from pipeline.summary import passes
+from pipeline.table import load
 
 
 def main(root: Path) -> None:
-    """Print one block per rows file below `root`."""
-    for path in sorted(root.rglob("step*.jsonl")):
-        rows = [row for _, row in read_lines(path) if row is not None]
-        print(path.parent)
-        for name, found in summarize(rows).items():
-            accuracy = "-" if found.accuracy is None else f"{found.accuracy:.0%}"
-            print(f"  {name:7} {found.cue or '':10} {accuracy:>5} of {found.rows} right")
-        for row in rows[:1]:
-            print("  least sure of:", ", ".join(least_sure(row["pass1"])))
+    """Print a line per pass of the run folders below `root`, then one row's least certain tokens."""
+    table = load(find([root]))
+    for found in passes(table).fillna({"cue": ""}).to_dict("records"):
+        right = f"{found['accuracy']:.0%} of {found['rows']} right"
+        print(f"{found['run']}  {found['pass']:7} {found['cue']:10} {right}")
+    _, row = next(iter(table.stream()))
+    print("least sure of:", ", ".join(least_sure(row["pass1"])))
 
 
 def least_sure(fields: dict[str, Any], count: int = 5) -> list[str]:
