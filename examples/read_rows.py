@@ -13,11 +13,11 @@ from pipeline.table import load
 
 
 def main(root: Path) -> None:
-    """Print a line per pass of the run folders below `root`, then one row's least certain tokens."""
+    """Print a line per pass of the runs below `root`, then one row's least certain tokens."""
     table = load(find([root]))
-    for found in passes(table).fillna({"cue": ""}).to_dict("records"):
+    for found in passes(table).to_dict("records"):
         right = f"{found['accuracy']:.0%} of {found['rows']} right"
-        print(f"{found['run']}  {found['pass']:7} {found['cue']:10} {right}")
+        print(f"{found['run']}  {found['pass']:7} {right}")
     _, row = next(iter(table.stream()))
     print("least sure of:", ", ".join(least_sure(row["pass1"])))
 
