@@ -29,7 +29,7 @@ demo: $(STAMP)  ## run 8 math problems x 2 samples on the embedded model, with a
 		run.name=demo run.limit=8 sampling.num_samples=2
 
 test: check  ## check, then run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-browser: $(STAMP)  ## the HTML report in headless Chromium, installed from Debian's packages if missing
 	@command -v chromium chromedriver >/dev/null || \
