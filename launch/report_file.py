@@ -13,20 +13,11 @@ from pipeline.rows import write_atomically
 from pipeline.spec import SpecError
 
 PAGE = Path(__file__).with_name("report_page")
-STYLES = ("page.css", "sample.css")
+STYLES = ("page.css", "sample.css", "board.css")
 SCRIPTS = (
-    "pieces.js",
-    "elements.js",
-    "tables.js",
-    "plots.js",
-    "filters.js",
-    "list.js",
-    "latex.js",
-    "tokens.js",
-    "board.js",
-    "player.js",
-    "sample.js",
-    "configs.js",
+    *("pieces.js", "elements.js", "tables.js", "figures.js", "plots.js"),
+    *("search.js", "filters.js", "list.js", "latex.js", "tokens.js"),
+    *("board.js", "pieces_on_board.js", "player.js", "passes.js", "sample.js", "samples.js"),
     "main.js",
 )
 Pieces = Iterable[tuple[str, bytes]]

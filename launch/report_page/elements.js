@@ -1,4 +1,6 @@
 // Elements and numbers. Text from rows only ever becomes text nodes.
+const FIRST = "pass 1";
+
 function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -11,32 +13,71 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
+const div = (className, ...children) => make("div", { className }, ...children);
+const span = (className, ...children) => make("span", { className }, ...children);
+const about = (...children) => make("p", { className: "about" }, ...children);
+const details = (summary, ...content) =>
+  make("details", {}, make("summary", {}, summary), ...content);
+
 function select(label, options, onchange) {
-  const box = make("select", { onchange: () => onchange(box.value) },
-    options.map(([value, text]) => make("option", { value }, text)));
+  const items = options.map(([value, text]) => make("option", { value }, text));
+  const box = make("select", { onchange: () => onchange(box.value) }, items);
   return [make("label", {}, make("span", {}, label), box), box];
 }
 
-const fixed = (value, digits) => (value === null || value === undefined ? "" : value.toFixed(digits));
-const percent = (share, digits = 1) => (share === null || share === undefined ? "" : `${(100 * share).toFixed(digits)} %`);
-const mark = (right) => (right === null || right === undefined ? "·" : right ? "✓" : "✗");
-const verdictClass = (right) => (right === null || right === undefined ? "unknown" : right ? "right" : "wrong");
-const verdictWord = (right) => (right === null || right === undefined ? "no verdict" : right ? "right" : "wrong");
+// A tick box with its label; `onchange` hears whether it is ticked.
+function tick(id, text, checked, onchange) {
+  const box = make("input", {
+    type: "checkbox",
+    id,
+    checked,
+    onchange: () => onchange(box.checked),
+  });
+  return make("label", { className: "check" }, box, text);
+}
+
+function choiceForm(label, ...fields) {
+  const properties = { className: "choices", "aria-label": label };
+  return make("form", { ...properties, onsubmit: (event) => event.preventDefault() }, ...fields);
+}
+
+const isKnown = (value) => value !== null && value !== undefined;
+const fixed = (value, digits) => (isKnown(value) ? value.toFixed(digits) : "");
+const mark = (right) => (isKnown(right) ? (right ? "✓" : "✗") : "·");
+const verdictClass = (right) => (isKnown(right) ? (right ? "right" : "wrong") : "unknown");
+const verdictWord = (right) => (isKnown(right) ? (right ? "right" : "wrong") : "no verdict");
 
 function shown(value) {
-  if (value === null || value === undefined) return "–";
-  if (typeof value === "number") return Number.isInteger(value) ? String(value) : String(+value.toPrecision(5));
-  return typeof value === "string" ? value : JSON.stringify(value);
+  if (!isKnown(value)) return "–";
+  if (typeof value === "string") return value;
+  if (typeof value !== "number") return JSON.stringify(value);
+  return Number.isInteger(value) ? String(value) : String(+value.toPrecision(5));
 }
 
 // A number, or one beside its error.
-const isNumber = (cell) => typeof cell === "number" || (typeof cell === "string" && cell.includes(" ± "));
+const isNumber = (cell) =>
+  typeof cell === "number" || (typeof cell === "string" && cell.includes(" ± "));
+
+function tableCell(cell) {
+  const long = String(cell).length > 60;
+  return make("td", { className: isNumber(cell) ? "number" : long ? "long" : "" }, shown(cell));
+}
 
 function table(columns, rows, caption) {
-  return make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption },
-    make("table", {},
+  const numeric = columns.map((_, i) => rows.some((row) => isNumber(row[i])));
+  const heads = columns.map((name, i) =>
+    make("th", { scope: "col", className: numeric[i] ? "number" : "" }, name),
+  );
+  const lines = rows.map((row) => make("tr", {}, row.map(tableCell)));
+  return make(
+    "div",
+    { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption },
+    make(
+      "table",
+      {},
       make("caption", {}, caption),
-      make("thead", {}, make("tr", {}, columns.map((name, i) => make("th", { scope: "col", className: rows.some((row) => isNumber(row[i])) ? "number" : "" }, name)))),
-      make("tbody", {}, rows.map((row) => make("tr", {}, row.map((cell) =>
-        make("td", { className: isNumber(cell) ? "number" : String(cell).length > 60 ? "long" : "" }, shown(cell))))))));
+      make("thead", {}, make("tr", {}, heads)),
+      make("tbody", {}, lines),
+    ),
+  );
 }

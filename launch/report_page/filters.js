@@ -1,23 +1,47 @@
-// Which rows the list shows: choices, and a search through every text.
-const OUTCOMES = [["", "any outcome"], ["right", "pass 1 right"], ["wrong", "pass 1 wrong"], ["after-right", "pass 2 right"],
-  ["after-wrong", "pass 2 wrong"], ["flipped", "flipped"], ["gained", "wrong to right"], ["lost", "right to wrong"], ["unknown", "no verdict"]];
-const ORDERS = [["", "as in the files"], ["up", "entropy, lowest first"], ["down", "entropy, highest first"], ["long", "tokens, most first"]];
-
-const isKnown = (right) => right !== null && right !== undefined;
+// Which rows the list shows.
+const OUTCOMES = [
+  ["", "any outcome"],
+  ["right", "pass 1 right"],
+  ["wrong", "pass 1 wrong"],
+  ["after-right", "pass 2 right"],
+  ["after-wrong", "pass 2 wrong"],
+  ["flipped", "flipped"],
+  ["gained", "wrong to right"],
+  ["lost", "right to wrong"],
+  ["unknown", "no verdict"],
+];
+const ORDERS = [
+  ["", "as in the files"],
+  ["up", "entropy, lowest first"],
+  ["down", "entropy, highest first"],
+  ["long", "tokens, most first"],
+];
 
 function outcome(row, wanted, cue) {
   const before = row.passes[0]?.right;
-  const later = row.passes.slice(1).filter((pass) => cue === "" || pass.cue === cue).map((pass) => pass.right);
+  const later = row.passes
+    .slice(1)
+    .filter((pass) => cue === "" || pass.cue === cue)
+    .map((pass) => pass.right);
   switch (wanted) {
-    case "right": return before === true;
-    case "wrong": return before === false;
-    case "after-right": return later.includes(true);
-    case "after-wrong": return later.includes(false);
-    case "gained": return before === false && later.includes(true);
-    case "lost": return before === true && later.includes(false);
-    case "flipped": return isKnown(before) && later.some((right) => isKnown(right) && right !== before);
-    case "unknown": return !isKnown(before);
-    default: return true;
+    case "right":
+      return before === true;
+    case "wrong":
+      return before === false;
+    case "after-right":
+      return later.includes(true);
+    case "after-wrong":
+      return later.includes(false);
+    case "gained":
+      return before === false && later.includes(true);
+    case "lost":
+      return before === true && later.includes(false);
+    case "flipped":
+      return isKnown(before) && later.some((right) => isKnown(right) && right !== before);
+    case "unknown":
+      return !isKnown(before);
+    default:
+      return true;
   }
 }
 
@@ -27,81 +51,92 @@ function disagrees(row, other, wanted) {
   return isKnown(ours) && isKnown(theirs) && ours !== theirs;
 }
 
-// Texts of all rows in lower case, by row; filled in the background once somebody searches.
-const haystack = { texts: [], ready: 0, loading: null };
-
-function rowText(row, texts) {
-  const parts = [row.example, texts.problem, JSON.stringify(texts.gold), ...texts.passes.map((pass) => pass.output)];
-  return parts.join("\n").toLowerCase();
-}
-
-function loadHaystack(index, onprogress) {
-  haystack.loading ??= (async () => {
-    for (let chunk = 0; chunk * index.chunk < index.rows.length; chunk++) {
-      const texts = JSON.parse(await unpack(`texts-${chunk}`));
-      texts.forEach((text, i) => { haystack.texts[chunk * index.chunk + i] = rowText(index.rows[chunk * index.chunk + i], text); });
-      haystack.ready = Math.min((chunk + 1) * index.chunk, index.rows.length);
-      if (chunk % 8 === 7) onprogress();
-      await new Promise((resolve) => setTimeout(resolve));
-    }
-    onprogress();
-  })();
-  return haystack.loading;
-}
-
-function found(row, number, words) {
-  if (!words.length) return true;
-  const text = haystack.texts[number] ?? `${row.example}\n${row.title}\n${row.passes.map((pass) => pass.answer).join("\n")}`.toLowerCase();
-  return words.every((word) => text.includes(word));
-}
+const same = (wanted, value) => wanted === "" || value === wanted;
 
 function chosenRows(index, state) {
   const words = state.search.toLowerCase().split(/\s+/).filter(Boolean);
   const numbers = [];
   index.rows.forEach((row, number) => {
-    const kept = (state.run === "" || row.run === +state.run)
-      && (state.task === "" || row.task === state.task)
-      && (state.step === "" || row.step === +state.step)
-      && (state.temperature === "" || row.temperature === +state.temperature)
-      && (state.cue === "" || row.passes.some((pass) => pass.cue === state.cue))
-      && outcome(row, state.outcome, state.cue)
-      && disagrees(row, index.rows[index.twin[number]], state.disagree)
-      && found(row, number, words);
+    const kept =
+      same(state.run, String(row.run)) &&
+      same(state.task, row.task) &&
+      same(state.step, String(row.step)) &&
+      same(state.temperature, String(row.temperature)) &&
+      (state.cue === "" || row.passes.some((pass) => pass.cue === state.cue)) &&
+      outcome(row, state.outcome, state.cue) &&
+      disagrees(row, index.rows[index.twin[number]], state.disagree) &&
+      holds(row, number, words);
     if (kept) numbers.push(number);
   });
-  const pass = (number) => index.rows[number].passes.find((p) => p.cue === state.cue) ?? index.rows[number].passes[0] ?? {};
-  const by = (value, sign) => numbers.sort((a, b) => sign * ((value(pass(a)) ?? -sign * Infinity) - (value(pass(b)) ?? -sign * Infinity)) || a - b);
-  if (state.order === "up") by((p) => p.entropy, 1);
-  if (state.order === "down") by((p) => p.entropy, -1);
-  if (state.order === "long") by((p) => p.tokens, -1);
-  return numbers;
+  return inOrder(index, numbers, state);
+}
+
+// Sorted by entropy or tokens of the chosen cue's pass, else of pass 1; unknown values come last.
+function inOrder(index, numbers, state) {
+  const orders = { up: ["entropy", 1], down: ["entropy", -1], long: ["tokens", -1] };
+  if (!(state.order in orders)) return numbers;
+  const [name, sign] = orders[state.order];
+  const value = (number) => {
+    const passes = index.rows[number].passes;
+    const pass = passes.find((p) => p.cue === state.cue) ?? passes[0];
+    return pass?.[name] ?? sign * Infinity;
+  };
+  return numbers.sort((a, b) => (value(a) === value(b) ? a - b : sign * (value(a) - value(b))));
+}
+
+const valuesOf = (index, name) =>
+  [...new Set(index.rows.map((row) => row[name]))]
+    .filter(isKnown)
+    .sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))))
+    .map((value) => [String(value), shown(value)]);
+
+// What can be chosen: label, name of the choice, its options.
+function choices(index) {
+  const cues = index.passes.filter((pass) => pass !== FIRST).map((cue) => [cue, cue]);
+  const runs = index.runs.map((run, i) => [String(i), run.name]);
+  return [
+    ...(runs.length > 1 ? [["Run", "run", [["", "both runs"], ...runs]]] : []),
+    ["Task", "task", [["", "all tasks"], ...valuesOf(index, "task")]],
+    ["Step", "step", [["", "all steps"], ...valuesOf(index, "step")]],
+    ["Temperature", "temperature", [["", "all temperatures"], ...valuesOf(index, "temperature")]],
+    ["Cue", "cue", [["", "all cues"], ...cues]],
+    ["Outcome", "outcome", OUTCOMES],
+    ["Order", "order", ORDERS],
+  ];
 }
 
 function filterForm(index, onchange) {
-  const state = { run: "", task: "", step: "", temperature: "", cue: "", outcome: "", order: "", search: "", disagree: false };
-  const values = (name) => [...new Set(index.rows.map((row) => row[name]))].filter((v) => v !== null && v !== undefined)
-    .sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b)))).map((v) => [String(v), shown(v)]);
-  const choice = (label, name, options) => {
-    const [field, box] = select(label, options, (value) => { state[name] = value; onchange(); });
+  const state = { run: "", search: "", disagree: false };
+  const fields = choices(index).map(([label, name, options]) => {
+    state[name] = "";
+    const [field, box] = select(label, options, (value) => {
+      state[name] = value;
+      onchange();
+    });
     box.id = `filter-${name}`;
     return field;
-  };
-  const cues = index.passes.filter((pass) => pass !== "pass 1").map((cue) => [cue, cue]);
-  const search = make("input", { type: "search", id: "filter-search", placeholder: "words in problem, output or answer", oninput: () => {
-    state.search = search.value;
-    onchange();
-    if (state.search) loadHaystack(index, onchange);
-  } });
-  const form = make("form", { className: "choices", "aria-label": "Filter the samples", onsubmit: (event) => event.preventDefault() },
-    index.runs.length > 1 ? choice("Run", "run", [["", "both runs"], ...index.runs.map((run, i) => [String(i), run.name])]) : null,
-    choice("Task", "task", [["", "all tasks"], ...values("task")]),
-    choice("Step", "step", [["", "all steps"], ...values("step")]),
-    choice("Temperature", "temperature", [["", "all temperatures"], ...values("temperature")]),
-    choice("Cue", "cue", [["", "all cues"], ...cues]),
-    choice("Outcome", "outcome", OUTCOMES),
-    choice("Order", "order", ORDERS),
-    index.runs.length > 1 ? make("label", { className: "check" }, make("input", { type: "checkbox", id: "filter-disagree",
-      onchange: (event) => { state.disagree = event.target.checked; onchange(); } }), "runs disagree in pass 1") : null,
-    make("label", { className: "wide" }, make("span", {}, "Search"), search));
+  });
+  if (index.runs.length > 1) {
+    const disagree = (ticked) => {
+      state.disagree = ticked;
+      onchange();
+    };
+    fields.push(tick("filter-disagree", "runs disagree in pass 1", false, disagree));
+  }
+  const form = choiceForm("Filter the samples", fields, searchBox(index, state, onchange));
   return [form, state];
+}
+
+function searchBox(index, state, onchange) {
+  const box = make("input", {
+    type: "search",
+    id: "filter-search",
+    placeholder: "words in problem, output or answer",
+    oninput: () => {
+      state.search = box.value;
+      onchange();
+      if (state.search) loadHaystack(index, onchange);
+    },
+  });
+  return make("label", { className: "wide" }, make("span", {}, "Search"), box);
 }

@@ -1,15 +1,28 @@
 // Formulas in texts, rendered by KaTeX. What it cannot read stays as it was written.
-const FORMULA = /\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\]|\\\(([\s\S]+?)\\\)|\$(?!\s)((?:\\.|[^$\\\n])+?)(?<!\s)\$(?!\d)|(\\begin\{([a-z]+\*?)\}[\s\S]+?\\end\{\6\})|(\\boxed\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})/g;
+const FORMULA = new RegExp(
+  [
+    /\$\$(?<dollars>[\s\S]+?)\$\$/,
+    /\\\[(?<brackets>[\s\S]+?)\\\]/,
+    /(?<environment>\\begin\{(?<kind>[a-z]+\*?)\}[\s\S]+?\\end\{\k<kind>\})/,
+    /\\\((?<round>[\s\S]+?)\\\)/,
+    /\$(?!\s)(?<dollar>(?:\\.|[^$\\\n])+?)(?<!\s)\$(?!\d)/,
+    /(?<boxed>\\boxed\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})/,
+  ]
+    .map((part) => part.source)
+    .join("|"),
+  "g",
+);
 const COMMAND = /\\[a-zA-Z]+|[\^_]\{/;
+const KATEX = { throwOnError: true, strict: "ignore", trust: false, maxSize: 20, maxExpand: 300 };
 
 function loadLatex() {
-  return Promise.all([library("katex"), styleLibrary("katex-style")]);
+  return Promise.all([library("katex"), library("katex-style", "style")]);
 }
 
 function formula(source, written, display) {
   const node = make("span", { className: "formula" });
   try {
-    katex.render(source, node, { displayMode: display, throwOnError: true, strict: "ignore", trust: false, maxSize: 20, maxExpand: 300 });
+    katex.render(source, node, { ...KATEX, displayMode: display });
   } catch (error) {
     if (!(error instanceof katex.ParseError)) throw error;
     node.textContent = written;
@@ -19,13 +32,15 @@ function formula(source, written, display) {
   return node;
 }
 
-// The nodes of a text with its formulas rendered. `whole`: the text may be a formula without signs around it.
+// The nodes of a text, its formulas rendered. `whole`: it may be a formula without signs around.
 function withFormulas(text, whole = false) {
   const nodes = [];
   let end = 0;
   for (const match of text.matchAll(FORMULA)) {
-    const source = match.slice(1).find((group, i) => group !== undefined && i !== 5);
-    nodes.push(text.slice(end, match.index), formula(source, match[0], match[1] !== undefined || match[2] !== undefined || match[5] !== undefined));
+    const { dollars, brackets, environment, round, dollar, boxed } = match.groups;
+    const display = dollars ?? brackets ?? environment;
+    const source = display ?? round ?? dollar ?? boxed;
+    nodes.push(text.slice(end, match.index), formula(source, match[0], display !== undefined));
     end = match.index + match[0].length;
   }
   if (whole && !nodes.length && COMMAND.test(text)) return [formula(text, text, false)];

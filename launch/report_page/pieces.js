@@ -21,27 +21,14 @@ function piece(name) {
 
 const libraries = new Map();
 
-// Runs a library once; it leaves its global name behind.
-function library(name) {
-  if (!libraries.has(name)) {
-    libraries.set(name, unpack(name).then((text) => {
-      const script = document.createElement("script");
-      script.textContent = text;
-      document.head.append(script);
-      document.getElementById(`piece-${name}`).remove();
-    }));
-  }
-  return libraries.get(name);
-}
-
-function styleLibrary(name) {
-  if (!libraries.has(name)) {
-    libraries.set(name, unpack(name).then((text) => {
-      const style = document.createElement("style");
-      style.textContent = text;
-      document.head.append(style);
-      document.getElementById(`piece-${name}`).remove();
-    }));
-  }
+// Puts a library into the page, once: a script, which leaves its global name behind, or a style.
+function library(name, tag = "script") {
+  const add = (text) => {
+    const node = document.createElement(tag);
+    node.textContent = text;
+    document.head.append(node);
+    document.getElementById(`piece-${name}`).remove();
+  };
+  if (!libraries.has(name)) libraries.set(name, unpack(name).then(add));
   return libraries.get(name);
 }

@@ -3,13 +3,16 @@ const parse = (colour) => {
   const [r, g, b, a = 1] = colour.match(/[\d.]+/g).map(Number);
   return [r, g, b, a];
 };
-const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+const over = (top, below) =>
+  [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
 const channel = (value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
-const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * channel(c[i] / 255), 0);
+const light = (c) =>
+  [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * channel(c[i] / 255), 0);
 
 function ground(node) {
   const layers = [];
-  for (let n = node; n; n = n.parentElement) layers.unshift(parse(getComputedStyle(n).backgroundColor));
+  for (let n = node; n; n = n.parentElement)
+    layers.unshift(parse(getComputedStyle(n).backgroundColor));
   return layers.reduce((below, top) => over(top, below), [0, 0, 0, 1]);
 }
 

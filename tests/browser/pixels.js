@@ -7,11 +7,20 @@ image.onload = () => {
   const drawing = canvas.getContext("2d", { willReadFrequently: true });
   drawing.drawImage(image, 0, 0);
   const scale = image.width / innerWidth;
-  done(rectangles.map(({ x, y, width, height }) => {
-    const { data } = drawing.getImageData(x * scale, y * scale, Math.max(1, width * scale), Math.max(1, height * scale));
-    const sums = [0, 0, 0];
-    data.forEach((value, i) => { if (i % 4 < 3) sums[i % 4] += value; });
-    return sums.map((sum) => sum / (data.length / 4));
-  }));
+  done(
+    rectangles.map(({ x, y, width, height }) => {
+      const { data } = drawing.getImageData(
+        x * scale,
+        y * scale,
+        Math.max(1, width * scale),
+        Math.max(1, height * scale),
+      );
+      const sums = [0, 0, 0];
+      data.forEach((value, i) => {
+        if (i % 4 < 3) sums[i % 4] += value;
+      });
+      return sums.map((sum) => sum / (data.length / 4));
+    }),
+  );
 };
 image.src = `data:image/png;base64,${picture}`;
