@@ -42,6 +42,8 @@ def to_spec(config: DictConfig) -> RunSpec:
     assert isinstance(spec, RunSpec)
     for group in ("task", "backend", "quantization"):
         check_component(group, getattr(spec, group))
+    if spec.tracking:
+        check_component("tracking", spec.tracking)
     return spec
 
 

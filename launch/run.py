@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from launch.compose import build_backend, build_point, register_schema, to_spec
 from launch.run_files import log_into, write_config_once
 from launch.screen import Progress, print_summary, show_dry_run
+from launch.tracking import tracked
 from pipeline.executor import OnRow, execute
 from pipeline.point import Point
 from pipeline.protocols import Backend, BackendLostError
@@ -58,8 +59,9 @@ def run_points(points: list[Point], backend: Backend, configs: dict[Any, DictCon
     """Run points that share a backend. Returns 0, 1 (a trace failed) or 130 (interrupted)."""
     for point in points:
         write_config_once(point, configs[point.folder])
-    with log_into([point.folder for point in points]):
+    with log_into([point.folder for point in points]), tracked(points) as end_tracking:
         sessions = run_until_signal(points, backend)
+        end_tracking(sessions)
     print_summary(sessions)
     states = {session.status for session in sessions}
     return 1 if "failed" in states else INTERRUPTED if "interrupted" in states else 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 from pipeline.spec import Sampling
@@ -168,6 +169,31 @@ class Task(Protocol):
         Returns pass fields, `pred_answer`, `pred_answer_canon` and `is_correct_pred` among them
         (None where there is no gold). Called off the event loop, from a thread.
         """
+
+
+Param = str | int | float | bool | None
+
+
+class Tracker(Protocol):
+    """Where parameters, metrics and files of a run are kept beside its folder.
+
+    Construction is cheap and refuses a missing library. The other methods may fail or hang as they
+    like: they are called from a thread of their own, in order.
+    """
+
+    report: bool  # whether the HTML report is wanted
+
+    def start(self, name: str, params: Mapping[str, Param], tags: Mapping[str, str]) -> None:
+        """A point begins."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Metrics; `step` is the training step of the model."""
+
+    def attach(self, path: Path) -> None:
+        """A file, which is gone after `finish`."""
+
+    def finish(self, status: str) -> None:
+        """The point ended: `complete`, `shared`, `failed` or `interrupted`."""
 
 
 class Backend(Protocol):

@@ -180,12 +180,14 @@ class Run:
 class RunSpec:
     """The whole run.
 
-    task, backend and quantization are open nodes whose `_target_` constructor is their schema.
+    task, backend, quantization and tracking are open nodes; the constructor that `_target_` names
+    is their schema.
     """
 
     task: dict[str, Any] = MISSING
     backend: dict[str, Any] = MISSING
     quantization: dict[str, Any] = MISSING
+    tracking: dict[str, Any] = field(default_factory=dict)  # empty: none
     model: ModelSpec = field(default_factory=ModelSpec)
     sampling: Sampling = field(default_factory=Sampling)
     cue: dict[str, CueText] = field(default_factory=dict)
