@@ -87,6 +87,9 @@ def print_summary(sessions: Sequence[Session]) -> None:
         if session.failures:
             state += f", {len(session.failures)} failed (see failures.jsonl)"
         console.print(state, markup=False)
+        cost = (session.record.attempt.get("backend") or {}).get("cost_usd")
+        if cost is not None:
+            console.print(f"cost of this attempt: {cost:.4f} USD")
         if session.budget.exhausted:
             console.print(session.budget.sentence(), style="red", markup=False)
         console.print(str(session.point.rows_path), markup=False, soft_wrap=True)

@@ -36,10 +36,10 @@ BASE = (
 )
 
 
-def start(url: str, *overrides: str, key: str = KEY) -> "subprocess.Popen[str]":
+def start(url: str, *overrides: str, key: str = KEY, door: str = "run") -> "subprocess.Popen[str]":
     environment = os.environ | {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": url}
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "launch/run.py"), *BASE, *overrides],
+        [sys.executable, str(ROOT / f"launch/{door}.py"), *BASE, *overrides],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -202,6 +202,42 @@ def test_failed_rows_are_recorded_the_run_goes_on_and_a_rerun_asks_only_them(
         here(service.url, *line)
         assert len(service.seen) == asked + 2
     assert len(rows_in(tmp_path)) == 12
+
+
+def test_a_cue_added_later_asks_for_the_second_pass_alone(
+    tmp_path: Path, here: Callable[..., str]
+) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 6)
+    line = (f"task.data.path={data}", f"run.root={tmp_path}")
+    with Service(Faulty(share=0.0)) as service:
+        shown = here(service.url, *line)
+        assert "cost of this attempt: 0.0000 USD" in shown
+        before = {row["example_id"]: row["pass1"] for row in rows_in(tmp_path)}
+        here(service.url, *line, "cue=wait")
+        assert len(service.seen) == 6 + 6
+        assert all(len(seen.body["messages"]) == 4 for seen in service.seen[6:])
+    rows = rows_in(tmp_path)
+    assert {row["example_id"]: row["pass1"] for row in rows} == before
+    for row in rows:
+        assert row["pass2"]["usage"]["total_tokens"] == 18 and row["usage"]["total_tokens"] == 36
+        assert row["endpoint"] and row["deployment"] == "gpt-4o-mini"
+
+
+def test_rows_without_a_second_pass_are_backfilled(
+    tmp_path: Path, here: Callable[..., str]
+) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 4)
+    with Service(Faulty(share=0.0)) as service:
+        here(service.url, f"task.data.path={data}", f"run.root={tmp_path / 'out'}")
+        (file,) = (tmp_path / "out").rglob("step*.jsonl")
+        line = ("cue=wait", f"backfill.input={file}", f"backfill.output={tmp_path / 'all.jsonl'}")
+        fixed = (f"task.data.path={data}", f"run.root={tmp_path / 'out'}")
+        finish(start(service.url, *fixed, *line, door="backfill"))
+        assert len(service.seen) == 4 + 4
+    made = [json.loads(row) for row in (tmp_path / "all.jsonl").open(encoding="utf-8")]
+    assert [row["pass1"] for row in made] == [row["pass1"] for row in rows_in(tmp_path / "out")]
+    assert all(row["pass2"]["is_correct_pred"] for row in made)
+    assert all(row["pass2"]["usage"]["total_tokens"] == 18 for row in made)
 
 
 def test_more_failures_than_max_failed_end_the_run(

@@ -96,6 +96,15 @@ def test_retry_after_is_honoured(tmp_path: Path, headers: dict[str, str], least:
         assert len(service.seen) == 2
 
 
+def test_all_attempts_together_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    with serving(GOOD, Reply(refusal("down"), 500)) as service:
+        settings = ("backend.retry.retries=1000", "backend.retry.overall_timeout=0.5")
+        start = time.monotonic()
+        found = ask(backend(service.url, tmp_path, *settings), request("a"), request("b"))
+        assert time.monotonic() - start < 5 and len(service.seen) > 3
+    assert isinstance(found[1], GatewayError)
+
+
 def test_retry_after_may_be_a_date() -> None:
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
     told = Failure(429, "", {"retry-after": date}).retry_after
