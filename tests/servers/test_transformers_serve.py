@@ -71,11 +71,12 @@ def run(folder: Path, *overrides: str) -> list[dict[str, Any]]:
 
 
 CAPS = ("sampling.think_cap=24", "sampling.answer_cap=12")
+SHORT = "task.system_prompt=Think in <think></think> and answer in <answer></answer>."
 SERVED = ("backend=local_server", "backend.stop_text=kept", "backend.pace.start=1")
 
 
 def test_one_phase_of_chat_is_the_text_of_hf(server: str, smollm2: Path, tmp_path: Path) -> None:
-    asked = ("task=math", "run.limit=2", "run.phases=single", "sampling.max_new_tokens=40")
+    asked = ("task=math", SHORT, "run.limit=2", "run.phases=single", "sampling.max_new_tokens=40")
     cache = f"run.cache_dir={tmp_path / 'cache'}"
     where = (f"backend.endpoint={server}", f"backend.deployment={smollm2}", cache)
     served = run(tmp_path / "served", *asked, *SERVED, *where)
@@ -98,7 +99,7 @@ def test_tagged_phases_and_a_second_pass_by_completions_are_those_of_hf(
     server: str, smollm2: Path, tmp_path: Path
 ) -> None:
     """Completions are given the text that hf's ids spell, so a prefill is continued exactly."""
-    asked = ("task=math", "run.limit=1", "cue=wait", *CAPS)
+    asked = ("task=math", SHORT, "run.limit=1", "cue=wait", *CAPS)
     where = (f"backend.endpoint={server}", f"backend.deployment={smollm2}")
     text = ("backend.api=completions", f"model.tokenizer={smollm2}", "backend.prefill=yes")
     served = run(tmp_path / "served", *asked, *SERVED, *where, *text)
