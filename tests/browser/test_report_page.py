@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
@@ -187,6 +188,8 @@ def test_boards_are_played_move_by_move_and_illegal_moves_are_told(
     assert status.text == "Bv1 is blocked by E at row 4, column 3"
     e.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
     assert [m.text for m in every(sample, ".moves button")] == ["Bv1", "E>1", "E<2"]
+    ActionChains(browser).drag_and_drop_by_offset(e, 60, 0).perform()
+    assert [m.text for m in every(sample, ".moves button")][3:] == ["E>1"]
 
 
 def test_everything_is_reached_by_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
