@@ -1,5 +1,6 @@
 """What a service answers becomes text, tokens and reasons; what it refuses is learned once."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -211,15 +212,41 @@ def test_a_refusal_that_names_its_field_in_words_is_understood(tmp_path: Path) -
         assert len(service.seen) == 2
 
 
-def test_a_cap_that_is_refused_under_both_names_fails_the_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["'max_tokens' is too large", "maximum context length is 8 tokens, reduce max_tokens"],
+)
+def test_a_cap_that_is_too_large_fails_its_row_and_keeps_its_name(
+    tmp_path: Path, text: str
+) -> None:
+    with serving(Reply(refusal(text, "max_tokens"), 400), chat("4")) as service:
+        found = ask(backend(service.url, tmp_path), request("a"), request("b"))
+        assert all("max_tokens" in seen.body for seen in service.seen) and len(service.seen) == 2
+    assert isinstance(found[0], GatewayError) and not isinstance(found[1], BaseException)
+
+
+def test_a_filter_that_must_be_off_in_another_way_is_left_out(tmp_path: Path) -> None:
     def script(seen: Seen) -> Reply:
-        name = next(name for name in seen.body if name.startswith("max_"))
-        return Reply(refusal(f"'{name}' is too large", name), 400)
+        text = "top_k must be -1 (disable), or at least 1, got 0."
+        return Reply(refusal(text), 400) if "top_k" in seen.body else Reply(chat("4"))
 
     with Service(script) as service:
-        (found,) = ask(backend(service.url, tmp_path), request())
-        assert len(service.seen) == 2
-    assert isinstance(found, GatewayError) and "too large" in str(found)
+        assert answer(backend(service.url, tmp_path)).text == "4"
+
+
+def test_impossible_tokens_and_missing_usage_do_not_break_a_row(tmp_path: Path) -> None:
+    body = with_logprobs({"content": [TOKEN, TOKEN | {"logprob": -math.inf}]})
+    del body["usage"]
+    text = json.dumps(body)
+    assert "-Infinity" in text
+    with serving(Reply(text=text)) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert made.logprobs == [math.log(0.5), -9999.0] and made.count == 2
+    bare = chat("x")
+    del bare["usage"]
+    with serving(bare) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert made.count == 0 and made.extra["tokens_unknown"]
 
 
 def test_a_refused_temperature_ends_the_run_with_its_key(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def run(folder: Path, *overrides: str) -> list[dict[str, Any]]:
 
 
 CAPS = ("sampling.think_cap=24", "sampling.answer_cap=12")
-SHORT = "task.system_prompt=Think in <think></think> and answer in <answer></answer>."
+SHORT = "task.system_prompt='Think briefly in think tags, then answer in answer tags.'"
 SERVED = ("backend=local_server", "backend.stop_text=kept", "backend.pace.start=1")
 
 

@@ -18,6 +18,9 @@ ENDINGS: dict[str | None, FinishReason] = {
 }
 
 
+IMPOSSIBLE = -9999.0  # what OpenAI writes
+
+
 class BadAnswerError(RuntimeError):
     """The service answered with something that holds no answer; asking again may help.
 
@@ -54,7 +57,7 @@ class Answered:
 def decode(body: bytes) -> dict[str, Any]:
     """The JSON object of a response's body."""
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_constant=_constant)
     except ValueError:
         shown = body[:80].decode(errors="replace")
         raise BadAnswerError(f"the response is no JSON: {shown!r}") from None
@@ -62,6 +65,11 @@ def decode(body: bytes) -> dict[str, Any]:
         raise BadAnswerError(f"the response is no JSON object but {type(value).__name__}")
     _refuse_error(value.get("error"))
     return value
+
+
+def _constant(name: str) -> float | None:
+    """Some servers write the log probability of the impossible as -Infinity, which is no JSON."""
+    return IMPOSSIBLE if name == "-Infinity" else None
 
 
 def read(value: Mapping[str, Any]) -> Answered:

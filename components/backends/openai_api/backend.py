@@ -272,6 +272,7 @@ class OpenAiBackend:
             **about_entropy,
             **said.extra,
         }
+        extra |= {"tokens_unknown": True} if made is None and not said.tokens else {}
         extra |= {"usage_shared_by": share.shared_by} if share.shared_by > 1 else {}
         return Generation(
             token_ids=[],

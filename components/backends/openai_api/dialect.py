@@ -26,6 +26,7 @@ NEUTRAL: dict[str, object] = {
 OPTIONAL = ("seed", "n", "stop", "store", "usage")
 PROBABILITIES = ("logprobs", "top_logprobs", "include")
 SEEDS = 2**31
+UNKNOWN = re.compile("nsupported|nrecognized|nexpected|nknown|xtra inputs|xtra fields")
 EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # not in the official API
 
 
@@ -111,12 +112,12 @@ class Dialect:
         Raises:
             RefusedParameterError: the run asks for something that the service does not do.
         """
-        learned = [self._take(name, body) for name in _named(body, complaint, named)]
+        learned = [self._take(name, body, complaint) for name in _named(body, complaint, named)]
         return any(learned)
 
-    def _take(self, name: str, body: Mapping[str, Any]) -> bool:
+    def _take(self, name: str, body: Mapping[str, Any], complaint: str) -> bool:
         if name in CAP_NAMES[self.api]:
-            return self._rename_cap(name)
+            return self._rename_cap(name, complaint)
         if name in NEUTRAL:
             return self._drop_neutral(name, body[name])
         if name in PROBABILITIES:
@@ -125,12 +126,13 @@ class Dialect:
             self.dropped |= {name}
         return name in (*PROBABILITIES, *OPTIONAL)
 
-    def _rename_cap(self, name: str) -> bool:
-        """Once: a service that refuses both names refuses the number."""
+    def _rename_cap(self, name: str, complaint: str) -> bool:
+        """Once, and only where it is the name that is refused: a number may be too large."""
         others = [other for other in CAP_NAMES[self.api] if other != name]
         if self.cap_name != name:
             return True  # learned while this request was under way
-        if self.renamed or not others:
+        of_the_name = UNKNOWN.search(complaint) or any(other in complaint for other in others)
+        if self.renamed or not others or not of_the_name:
             return False
         self.cap_name, self.renamed = others[0], True
         return True
@@ -149,9 +151,11 @@ def _named(body: Mapping[str, Any], complaint: str, named: str | None) -> list[s
         return [named]
     words = re.findall(r"['\"`]([a-z_]+)['\"`]", complaint)
     quoted = [word for word in dict.fromkeys(words) if word in body]
-    if quoted or not re.search("nsupported|nrecognized|nexpected", complaint):
+    if quoted:
         return quoted
-    return [name for name in body if re.search(rf"\b{name}\b", complaint)]
+    # A name such as `stop` is also a word; one such as `top_k` is not.
+    sure = [n for n in body if "_" in n or UNKNOWN.search(complaint)]
+    return [name for name in sure if re.search(rf"\b{name}\b", complaint)]
 
 
 def chat_messages(prompt: Prompt) -> list[dict[str, str]]:
