@@ -9,8 +9,8 @@ from components.backends.kernels.row import CHUNK, FACTS, LANES
 from components.backends.kernels.scan import scan
 from components.backends.kernels.settle import HEAP, settle
 
-_BLOCKS = 1024  # blocks that fill a card of some 130 multiprocessors
-_SPLITS = (2, 4, 8, 16)
+_BLOCKS = 2048  # blocks that fill a card of some 130 multiprocessors evenly
+_SPLITS = (4, 8, 16)
 
 
 class FusedSampler:
@@ -81,7 +81,7 @@ class FusedSampler:
         )
         settle[count,](
             *row, self._lanes, self._sums, *kept, *heap, *results, self.bound, tiles,
-            SPAN=span, **lanes, num_warps=4,
+            SPAN=span, **lanes, num_warps=8,
         )  # fmt: skip
         chunks = triton.cdiv(triton.cdiv(self.bound, int(CHUNK)), splits)
         weigh[splits, count](*row, self._sums, *kept, self.bound, chunks, **kind)

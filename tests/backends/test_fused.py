@@ -22,7 +22,7 @@ from components.backends.fused import FusedSampler  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-ROUNDS = 3 if INTERPRETED else 40
+ROUNDS = 1 if INTERPRETED else 40
 
 
 def sampling(**fields: Any) -> Sampling:

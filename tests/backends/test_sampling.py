@@ -1,6 +1,7 @@
 """The sampler against Transformers' own filters, exact distributions, and a plain Python noise."""
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from components.backends.sampling import Settings, choose, draw, filtered, noise, observe
+from components.backends.noise import noise
+from components.backends.sampling import Settings, choose, draw, filtered, observe
 from pipeline.spec import Sampling
 
 CPU = torch.device("cpu")
@@ -180,6 +182,37 @@ def test_drawing_is_the_argmax_of_filtered_logits_plus_noise() -> None:
         logits, seeds, indices = logits_of(8, 5000, seed), seeds_of(8, seed), torch.arange(8) + seed
         chosen = choose(filtered(logits, Settings.of(ROWS, CPU)), seeds, indices)
         assert torch.equal(draw(logits, Settings.of(ROWS, CPU), seeds, indices), chosen)
+
+
+def anything(chance: random.Random) -> Sampling:
+    return Sampling(
+        temperature=chance.choice([0.0, 0.2, 0.7, 1.0, 4.0, 1e-7]),
+        top_p=chance.choice([1.0, 1.0, 0.9999, 0.95, 0.5, 0.05]),
+        top_k=chance.choice([0, 0, 0, 1, 5, 20, 300, 10**6]),
+        min_p=chance.choice([0.0, 0.0, 0.05, 0.5]),
+        repetition_penalty=chance.choice([1.0, 1.0, 1.3]),
+    )
+
+
+@pytest.mark.parametrize("size", [30, 700, 5000, 150_000])
+def test_any_settings_on_any_logits_draw_what_the_filters_leave(size: int) -> None:
+    for seed in range(4 if size > 10_000 else 40):
+        chance = random.Random(seed)
+        rows = [anything(chance) for _ in range(chance.choice([1, 3, 9]))]
+        logits = logits_of(len(rows), size, seed, chance.choice([0.3, 1.0, 3.0, 8.0]))
+        if chance.random() < 0.4:
+            logits = logits.bfloat16().float()
+        if chance.random() < 0.1:
+            logits[:, ::2] = 1.0
+        shape = torch.rand(len(rows) + 1, size, generator=torch.Generator().manual_seed(seed))
+        allowed = shape[-1] < 0.8 if chance.random() < 0.5 else None
+        seen = shape[:-1] < 0.1 if chance.random() < 0.5 else None
+        some, seeds = Settings.of(rows, CPU), seeds_of(len(rows), seed)
+        indices = torch.arange(len(rows)) + seed
+        drawn = draw(logits, some, seeds, indices, allowed, seen)
+        expected = choose(filtered(logits, some, allowed, seen), seeds, indices)
+        random_rows = some.temperature.squeeze(1) > 0
+        assert torch.equal(drawn[random_rows], expected[random_rows]), seed
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def spread(word):
 
 @triton.jit
 def mix(word):
-    """The mixer of 32-bit words that `sampling` describes."""
+    """The mixer of 32-bit words that `noise.py` describes."""
     return spread(word ^ (word >> 16))
 
 
@@ -52,7 +52,7 @@ def noise_words(counts, size, row):
 
 @triton.jit
 def _noise(ids, first, second):
-    """The field that `sampling.noise` defines, rounded as it rounds."""
+    """The field of `noise.py`, rounded as it rounds."""
     word = mix(mix(ids.to(tl.uint32) ^ first) ^ second)
     uniform = ((word & 255).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     uniform += (word >> 8).to(tl.float32) * 5.9604644775390625e-08

@@ -82,7 +82,7 @@ def scan(
     begin = split * tiles
     end = min(begin + tiles, tl.cdiv(vocabulary, TILE))
     middle = max(begin, min(end, 0 if PENALISES else bound // TILE))
-    for tile in range(begin, middle):
+    for tile in tl.range(begin, middle, num_stages=3):
         raw = tl.load(logits + tile * TILE + columns).to(tl.float32)
         key = ((tile * TILE + starts).to(tl.uint32) ^ first, second)
         before = largest
