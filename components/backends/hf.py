@@ -57,6 +57,7 @@ class HfBackend:
         decoder: str = "auto",
         slots: int | None = None,
         share: bool = True,
+        compile: bool = True,
         use_cache: bool = True,
         threads: int | None = None,
     ) -> None:
@@ -71,6 +72,7 @@ class HfBackend:
             decoder: slots, generate, or auto: slots where the model's architecture allows it.
             slots: rows that `slots` decodes together; None: what device and memory allow.
             share: compute ids that rows start with in common only once.
+            compile: slots on CUDA: compile the layers, which takes some seconds at the start.
             use_cache: `generate` keeps keys and values; without, a step reads the whole row again.
             threads: CPU threads; None: as many as this process may use.
         """
@@ -85,7 +87,7 @@ class HfBackend:
         self._cache = cache_folder(cache_dir)
         self._batch_size = batch_size
         self._decoder = decoder
-        self._options = Options(slots=slots, share=share)
+        self._options = Options(slots=slots, share=share, compile=compile)
         self._use_cache = use_cache
         self._threads = threads or _usable_cores()
         self._found: Checkpoint | None = None
@@ -121,6 +123,21 @@ class HfBackend:
             "peak_memory_bytes": _peak_memory(self._device),
         }
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The loaded model."""
+        assert self._model is not None, "not entered"
+        return self._model
+
+    @property
+    def steps(self) -> Any:
+        """What computes steps, where the decoder is slots; for measurements."""
+        return self._queue.scheduler.steps if isinstance(self._queue, Engine) else None
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's ids."""
+        return self._encoder().encode(prompt).ids
+
     def preview(self, prompt: Prompt) -> str:
         """The prompt's ids as text, special tokens included."""
         return self._encoder().preview(prompt)
@@ -153,7 +170,7 @@ class HfBackend:
         self._check_length(len(prompt.ids))
         if request.on_token is not None:
             request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
-        row = Decoded(request, prompt, self._limits, encoder.decode)
+        row = Decoded(request, prompt, self._limits, encoder.decode, encoder.pieces)
         generation = await self._queue.submit(row)
         self._counters["requests"] += 1
         self._counters["prompt_tokens"] += generation.prompt_tokens
@@ -217,7 +234,7 @@ class HfBackend:
             return None
         slots = slots_for(self._options, self._device)
         make = maker(model, layers, allowed, self._options)
-        return lambda: Engine(make, slots, self._threads)
+        return lambda: Engine(make, slots, self._threads, self._device)
 
     def _load_model(self) -> PreTrainedModel:
         source = self._ready().weights
@@ -239,6 +256,9 @@ class HfBackend:
             ) from error
         assert isinstance(model, PreTrainedModel)
         model.train(False)
+        if self._device.type == "cpu" and model.dtype == torch.bfloat16 and not has_bfloat16():
+            _LOG.warning("computing in float32: the processor has no bfloat16 arithmetic")
+            model.float()
         return model
 
     def _check_length(self, prompt: int) -> None:
@@ -267,6 +287,13 @@ def _end_ids(model: PreTrainedModel) -> frozenset[int]:
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor computes in bfloat16; without, torch takes several times longer."""
+    info = Path("/proc/cpuinfo")
+    words = set(info.read_text().split()) if info.is_file() else {"bf16"}
+    return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _device(name: str) -> torch.device:

@@ -1,12 +1,13 @@
 """One request on its way through a decoder."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from components.backends.tokens import Encoded
 from pipeline.protocols import FinishReason, Generation, Request
-from pipeline.stopping import StopText
+from pipeline.stopping import Pieces, StopText
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class Decoded:
         prompt: Encoded,
         limits: Limits,
         decode: Callable[[Sequence[int]], str],
+        pieces: Pieces | None = None,
     ) -> None:
+        """`decode` and `pieces` are those of the prompt's encoder."""
         self.request = request
         self.prompt = prompt
         self.token_ids: list[int] = []
@@ -39,7 +42,8 @@ class Decoded:
         self._limits = limits
         self._entropies: list[float] = []
         self._logprobs: list[float] = []
-        self._text = StopText(decode, request.stop, prompt.ids)
+        self._context = limits.context or math.inf
+        self._text = StopText(decode, request.stop, prompt.ids, pieces)
         self._ended = 0.0
 
     @property
@@ -77,7 +81,7 @@ class Decoded:
             self.reason = "eos"
         elif self.left <= 0:
             self.reason = "max_new_tokens"
-        elif self._limits.context is not None and len(self.ids) >= self._limits.context:
+        elif len(self.prompt.ids) + len(self.token_ids) >= self._context:
             self.reason = "other"
         if self.reason is not None:
             self._text.finish()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from components.backends.spelling import pieces_of
 from components.backends.template import ChatTemplate
 from components.models.checkpoint import Source
 from pipeline.protocols import Generation, Prompt
@@ -38,6 +39,7 @@ class PromptEncoder:
             not tokenizer.chat_template or tokenizer.encode("x")[:1] == [bos]
         )
         first = tokenizer.convert_ids_to_tokens(self._plain("x"))[:1]
+        self.pieces = pieces_of(tokenizer, self.decode)
         self._spaces = bool(first) and first[0].startswith("\u2581")
 
     def encode(self, prompt: Prompt) -> Encoded:

@@ -6,17 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.protocols import Generation, Request
-from pipeline.spec import Sampling
-from tests.decoding import ARCHITECTURES, backend, decode, requests, same, tiny
+from tests.decoding import ARCHITECTURES, MIXED, backend, decode, requests, same, tiny
 
-MIXED = [
-    Sampling(temperature=0),
-    Sampling(temperature=0.8, top_p=0.9),
-    Sampling(temperature=1.3, top_p=1.0, top_k=40),
-    Sampling(temperature=1.0, top_p=1.0, min_p=0.05),
-    Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.3),
-    Sampling(temperature=1.0, top_p=1.0),
-]
 ASKED = requests(6, MIXED, samples=2, caps=(1, 16))
 
 Models = Callable[[str], Path]

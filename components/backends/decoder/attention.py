@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from components.backends.decoder.cache import KeyValues, LayerShape
 
@@ -83,8 +83,24 @@ def attend(
     if window is not None and window < longest:
         raise UnfitAttentionError(f"its attention slides over {window} of {longest} positions")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if torch.compiler.is_compiling():
+        return torch.ops.rethink.attend(query, key, value, scale, module.layer_number), None
     frame: Frame = _here.frame
-    return frame.attend(module.layer_idx, query, key, value, scale), None  # type: ignore[arg-type]
+    layer: Any = module.layer_idx
+    return frame.attend(layer, query, key, value, scale), None
+
+
+# The compiler sees one opaque call, so that it need not know about caches. The layer's number comes
+# as a tensor: layers that differ in nothing else share one program then.
+@torch.library.custom_op("rethink::attend", mutates_args=())
+def _operator(query: Tensor, key: Tensor, value: Tensor, scale: float, layer: Tensor) -> Tensor:
+    frame: Frame = _here.frame
+    return frame.attend(int(layer), query, key, value, scale)
+
+
+@_operator.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float, layer: Tensor) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
 
 
 def _longest(module: nn.Module) -> float:
@@ -93,6 +109,17 @@ def _longest(module: nn.Module) -> float:
 
 
 AttentionInterface.register(NAME, attend)
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile the decoder's layers on first use, as one program that all of them share."""
+    for module in model.modules():
+        number = getattr(module, "layer_idx", None)
+        if number is not None:
+            module.layer_number = torch.tensor(number)
+    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+    for layer in decoder.layers:
+        layer.compile(dynamic=True, fullgraph=True)
 
 
 class ProbeFrame:

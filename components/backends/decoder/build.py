@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from components.backends.decoder.attention import compile_layers
 from components.backends.decoder.cache import KeyValues, LayerShape, free_memory
 from components.backends.decoder.pages import Pages
 from components.backends.decoder.plain import PlainSteps
@@ -16,6 +18,7 @@ from components.backends.decoder.scheduler import Scheduler, Steps
 _LOG = logging.getLogger(__name__)
 _CPU_PAGE = 2048  # tokens; untouched ones take no memory
 _GPU_PAGE = 64
+_LONGEST = 1 << 17  # tokens of a row, where the model does not say
 _CPU_SLOTS, _GPU_SLOTS = 64, 1024
 _CPU_CHUNK, _GPU_CHUNK = 512, 8192
 
@@ -29,6 +32,7 @@ class Options:
     page: int | None = None  # tokens
     pages: int | None = None
     chunk: int | None = None  # prompt tokens of one step
+    compile: bool = True  # CUDA: fuse what lies between matrix products
 
 
 def slots_for(options: Options, device: torch.device) -> int:
@@ -42,23 +46,48 @@ def maker(
     """`make(slots)`: a scheduler with a cache as large as what is free; fewer slots take less."""
     device = model.device
     most = slots_for(options, device)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
+    reason = _why_plain(layers, allowed, device)
+    if reason is None and options.compile:
+        compile_layers(model)
+    if reason is not None and device.type == "cuda":
+        _LOG.warning("decoding without CUDA graphs: %s", reason)
 
     def make(slots: int) -> Scheduler:
         size = options.page or _page(device, context)
         count = options.pages or _count(layers, size, slots, most, device)
-        cache = KeyValues(layers, count, size, device)
-        steps: Steps = PlainSteps(model, cache, allowed)
+        if reason is None:
+            from components.backends.decoder.graphs import GraphSteps  # needs Triton
+
+            cache = KeyValues(layers, count + 1, size, device)
+            steps: Steps = GraphSteps(model, cache, int(allowed.sum()), slots, context)
+        else:
+            steps = PlainSteps(model, KeyValues(layers, count, size, device), allowed)
         chunk = options.chunk or (_GPU_CHUNK if device.type == "cuda" else _CPU_CHUNK)
         return Scheduler(steps, Pages(count, size), slots, chunk, options.share)
 
     return make
 
 
-def _page(device: torch.device, context: int | None) -> int:
-    if device.type == "cuda":
-        return _GPU_PAGE
-    return min(_CPU_PAGE, context or _CPU_PAGE)
+def _why_plain(layers: tuple[LayerShape, ...], allowed: Tensor, device: torch.device) -> str | None:
+    """Why steps cannot be CUDA graphs; None if they can."""
+    if device.type != "cuda":
+        return f"the device is {device.type}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if any(layer.dtype not in (torch.float16, torch.bfloat16) for layer in layers):
+        return "flash attention takes no float32"
+    sizes = {size for layer in layers for size in (layer.key_size, layer.value_size)}
+    if any(size > 256 or size % 8 for size in sizes):
+        return f"flash attention takes no heads of {sizes}"
+    count = int(allowed.sum())
+    if not bool(allowed[:count].all()):
+        return "ids that the tokenizer does not have lie between ones that it has"
+    return None
+
+
+def _page(device: torch.device, context: int) -> int:
+    return _GPU_PAGE if device.type == "cuda" else min(_CPU_PAGE, context)
 
 
 def _count(

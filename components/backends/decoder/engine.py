@@ -23,10 +23,13 @@ _LOG = logging.getLogger(__name__)
 class Engine:
     """Takes requests from an event loop, steps in a thread of its own, hands rows back."""
 
-    def __init__(self, make: Callable[[int], Scheduler], slots: int, threads: int) -> None:
+    def __init__(
+        self, make: Callable[[int], Scheduler], slots: int, threads: int, device: torch.device
+    ) -> None:
         """`make(slots)` makes a scheduler and its cache; again with fewer after out of memory."""
         self._make = make
         self._threads = threads
+        self._device = device
         self._loop = asyncio.get_running_loop()
         self._serial = itertools.count()
         self._inbox: deque[Entry] = deque()
@@ -78,6 +81,8 @@ class Engine:
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # holds for the calling thread
         try:
+            if self._device.index is not None:
+                torch.cuda.set_device(self._device)
             self._serve()
         finally:
             if not self._closed:

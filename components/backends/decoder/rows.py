@@ -25,9 +25,8 @@ class Running:
 
     entry: Entry
     held: Held
-    slot: int
     ahead: int = 0
-    started: bool = False  # an id was drawn, so only the last one is to be computed
+    started: bool = False  # all ids but the last are computed: it decodes
     gone: bool = False  # lost its pages; what is still to come of it is not wanted
 
     @property

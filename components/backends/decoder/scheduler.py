@@ -52,12 +52,11 @@ class Scheduler:
             "steps": 0,
             "most_rows": 0,
         }
-        self._steps = steps
+        self.steps = steps
         self._chunk = chunk
         self._share = share
         self._waiting: list[Entry] = []
         self._running: list[Running] = []
-        self._free_slots = list(range(slots - 1, -1, -1))
         self._over: list[Entry] = []
 
     @property
@@ -91,15 +90,19 @@ class Scheduler:
     def clear(self) -> None:
         """Let go of all memory."""
         self.counters["evictions"] += self.pages.evictions
-        self._steps.clear()
+        self.steps.clear()
 
     def step(self) -> list[Entry]:
         """Admit, prefill a chunk, decode, and return the rows that are over."""
         self._drop()
         self._admit()
         self._prefill()
-        self._decode()
-        for drawn in self._steps.collect(wait=not self._ready()):
+        ready = self._ready()
+        joining = sum(not running.started for running in self._running)
+        # Few rows wait while many are about to join them: a step costs little more with all.
+        if len(ready) >= joining:
+            self._decode(ready)
+        for drawn in self.steps.collect(wait=not (ready or joining)):
             self._take(drawn)
         over, self._over = self._over, []
         return over
@@ -113,7 +116,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Give pages to waiting rows, the earliest traces first."""
         tried = 0
-        while self._free_slots and tried < min(_LOOK, len(self._waiting)):
+        while len(self._running) < self.slots and tried < min(_LOOK, len(self._waiting)):
             entry = self._waiting[tried]
             ids = entry.row.ids
             if self._share and self.pages.must_wait(ids):
@@ -132,9 +135,11 @@ class Scheduler:
 
     def _start(self, entry: Entry, opened: Opened) -> None:
         if opened.copies:
-            self._steps.copy(opened.copies)
+            self.steps.copy(opened.copies)
         entry.row.started = entry.row.started or time.perf_counter()
-        self._running.append(Running(entry, opened.held, self._free_slots.pop()))
+        running = Running(entry, opened.held)
+        running.started = running.uncomputed == 1
+        self._running.append(running)
         self.counters["reused_tokens"] += opened.reused
         self.counters["most_rows"] = max(self.counters["most_rows"], len(self._running))
 
@@ -149,7 +154,7 @@ class Scheduler:
                 room -= count
         if parts:
             self.counters["prefilled_tokens"] += self._chunk - room
-            drawn = self._steps.prefill(parts)
+            drawn = self.steps.prefill(parts)
             if drawn is not None:
                 self._take(drawn)
 
@@ -157,16 +162,15 @@ class Scheduler:
         """Rows that a decoding step moves on."""
         return [r for r in self._running if r.started and not r.exhausted]
 
-    def _decode(self) -> None:
-        rows = self._ready()
-        count = max(1, self._steps.ahead)
+    def _decode(self, rows: list[Running]) -> None:
+        count = max(1, self.steps.ahead)
         for running in rows:
             while not running.gone and not self._extend(running, count):
                 self._preempt()
         rows = [running for running in rows if not running.gone]
         if rows:
             self.counters["steps"] += count
-            drawn = self._steps.decode(rows, count)
+            drawn = self.steps.decode(rows, count)
             if drawn is not None:
                 self._take(drawn)
 
@@ -184,7 +188,6 @@ class Scheduler:
 
     def _leave(self, running: Running, keep: bool) -> None:
         self._running.remove(running)
-        self._free_slots.append(running.slot)
         running.gone = True
         if keep:
             self.pages.keep(running.held)

