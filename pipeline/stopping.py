@@ -75,7 +75,7 @@ class Pieces:
     `texts` holds None for ids that do not spell whole characters.
     """
 
-    bytes: list[bytes]
+    spelled: list[bytes]
     texts: list[str | None]
 
     @classmethod
@@ -110,7 +110,7 @@ class PieceDetokenizer:
             text = self._pieces.texts[token]
             if text is not None:
                 return text
-        known = self._left + self._pieces.bytes[token]
+        known = self._left + self._pieces.spelled[token]
         new, used = codecs.utf_8_decode(known, "replace", False)
         self._left = known[used:]
         return new

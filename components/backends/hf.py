@@ -258,7 +258,7 @@ class HfBackend:
         model.train(False)
         if self._device.type == "cpu" and model.dtype == torch.bfloat16 and not has_bfloat16():
             _LOG.warning("computing in float32: the processor has no bfloat16 arithmetic")
-            model.float()
+            model.float()  # type: ignore[no-untyped-call]
         return model
 
     def _check_length(self, prompt: int) -> None:

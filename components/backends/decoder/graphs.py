@@ -12,13 +12,13 @@ import triton
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from components.backends.decoder import kernels
 from components.backends.decoder.attention import Frame, using
 from components.backends.decoder.cache import KeyValues
 from components.backends.decoder.paged import PagedDecode, PagedPrefill, upload
 from components.backends.decoder.pages import Copy
 from components.backends.decoder.rows import Drawn, Running
 from components.backends.fused import FusedSampler
+from components.backends.kernels import step
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 _AHEAD = 4  # steps started in one go
@@ -33,7 +33,7 @@ class _Pending:
     rows: Sequence[Running]
     columns: list[int]
     results: Tensor
-    arrived: torch.cuda.Event
+    arrived: Any  # a CUDA event
 
 
 class GraphSteps:
@@ -226,7 +226,7 @@ class GraphSteps:
     def _send(self, rows: Sequence[Running], columns: list[int], results: Tensor) -> None:
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
         host.copy_(results, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
         self._pending.append(_Pending(list(rows), columns, host, arrived))
 
@@ -276,12 +276,13 @@ class GraphSteps:
 
     def _capture(self, bucket: int) -> torch.cuda.CUDAGraph:
         """The step of the first `bucket` slots as a graph. The slots' state stays as it is."""
-        state = (self._table, self._positions, self._counter, self._sampler.tokens)
-        state = (*state, self._sampler.indices, self._sampler.seen)
+        sampler = self._sampler
+        state = [self._table, self._positions, self._counter]
+        state += [sampler.tokens, sampler.indices, sampler.seen]
         saved = [tensor.clone() for tensor in state]
         self._table.fill_(self._waste)
         self._positions.zero_()
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -301,7 +302,7 @@ class GraphSteps:
         sampler, positions = self._sampler, self._positions[:bucket]
         frame = PagedDecode(self._cache, self._table, positions)
         sampler(self._forward(sampler.tokens[:bucket], positions, frame, 0))
-        kernels.advance[1,](
+        step.advance[1,](
             sampler.tokens, sampler.entropies, sampler.logprobs, positions, sampler.indices,
             self._counter, self._results, bucket, self._slots, self._longest - 1,
             BLOCK=triton.next_power_of_2(bucket),

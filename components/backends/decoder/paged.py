@@ -7,9 +7,9 @@ import torch
 import triton
 from torch import Tensor
 
-from components.backends.decoder import kernels
 from components.backends.decoder.cache import KeyValues
 from components.backends.decoder.rows import Running
+from components.backends.kernels import step
 
 _LOG2E = 1.4426950408889634
 _BLOCK = 64  # tokens of a page that a program reads at once
@@ -36,7 +36,7 @@ class PagedDecode:
         where = (self._table, self._positions)
         sizes = {"KEY": shape.key_size, "VALUE": shape.value_size}
         widest = triton.next_power_of_2(max(shape.key_size, shape.value_size))
-        kernels.store[rows, heads](
+        step.store[rows, heads](
             key, value, keys, values, *where, key.stride(1), key.stride(0), value.stride(1),
             value.stride(0), width, cache.size, heads, BLOCK=widest, **sizes, num_warps=1,
         )  # fmt: skip
@@ -50,7 +50,7 @@ class PagedDecode:
             "KEYS": triton.next_power_of_2(shape.key_size),
             "VALUES": triton.next_power_of_2(shape.value_size),
         }
-        kernels.attend[rows, heads, splits](
+        step.attend[rows, heads, splits](
             query, keys, values, *where, out, parts, facts, query.stride(1), query.stride(0),
             width, cache.size, heads, scale * _LOG2E, GROUP=group,
             ROWS=max(16, triton.next_power_of_2(group)), BLOCK=_BLOCK, SPLITS=splits,
@@ -58,7 +58,7 @@ class PagedDecode:
         )  # fmt: skip
         if splits > 1:
             merged = {"VALUE": sizes["VALUE"], "VALUES": lanes["VALUES"], "SPLITS": splits}
-            kernels.merge[rows * len(query),](parts, facts, out, **merged, num_warps=2)
+            step.merge[rows * len(query),](parts, facts, out, **merged, num_warps=2)
         return out[None]
 
 
