@@ -5,6 +5,7 @@ import math
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
@@ -149,9 +150,7 @@ def read_span(span: Span, judge: Judge | None = None) -> Chunk:
 
 def _read_span(span: Span, judge: Judge | None) -> Chunk:
     block, start = _block(span)
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
-    if len(block) and not block.endswith(b"\n"):
-        ends = np.append(ends, len(block))
+    ends = _line_ends(block)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     decoded = _decode(block, starts, ends)
     lost = [index for index, row in enumerate(decoded) if row is None]
@@ -164,6 +163,18 @@ def _read_span(span: Span, judge: Judge | None) -> Chunk:
     chunk.rows["offset"] = (starts + start).astype(np.int64)
     chunk.rows["length"] = (ends - starts).astype(np.int32)
     return chunk
+
+
+def _line_ends(block: bytes) -> Array:
+    """Offsets just after each line; the last may lack its newline."""
+    ends = []
+    at = block.find(b"\n") + 1
+    while at:
+        ends.append(at)
+        at = block.find(b"\n", at) + 1
+    if block and not block.endswith(b"\n"):
+        ends.append(len(block))
+    return np.array(ends, np.int64)
 
 
 def _block(span: Span) -> tuple[bytes, int]:
@@ -269,7 +280,7 @@ def _row_columns(found: Sequence[Any]) -> tuple[dict[str, Array], list[tuple[Tex
     words, label = _coded(map(_ROW_WORDS, found), len(found))
     steps = np.array([ABSENT if w[3] is None else w[3] for w in words], np.int32)
     split = _hashes([w[4] or "" for w in words])
-    sample = _number([ABSENT if row.sample_idx is None else row.sample_idx for row in found], int)
+    sample = np.array([ABSENT if row.sample_idx is None else row.sample_idx for row in found], int)
     step = steps[label] if found else np.empty(0, np.int32)
     key = example + split[label] if found else example
     return {
@@ -343,7 +354,7 @@ def _numbers(passes: Sequence[PassLine]) -> dict[str, Array]:
     columns = {}
     for names, kind in ((SMALL, np.float32), (WIDE, np.float64)):
         for field, name in names.items():
-            values = _number(list(map(attrgetter(field), passes)), kind)
+            values = _number(partial(map, attrgetter(field), passes), len(passes), kind)
             values[values == ABSENT] = np.nan
             columns[name] = values
     blank = columns.pop("soft_blank")
@@ -351,12 +362,12 @@ def _numbers(passes: Sequence[PassLine]) -> dict[str, Array]:
     return columns
 
 
-def _number(values: Sequence[Any], kind: Any) -> Array:
-    """An array of numbers; None, which must not come in integers, becomes NaN."""
+def _number(values: Callable[[], Iterable[Any]], count: int, kind: Any) -> Array:
+    """An array of numbers; None becomes NaN, which makes it slower."""
     try:
-        return np.fromiter(values, kind, len(values))
+        return np.fromiter(values(), kind, count)
     except TypeError:
-        return np.array(values, kind)
+        return np.array(list(values()), kind)
 
 
 def _answers(passes: Sequence[PassLine], code: Array, words: Sequence[Any]) -> dict[str, Array]:
