@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from pipeline.columns import Array, Codes
+from pipeline.columns import Array, mixed
 from pipeline.spec import SpecError
 from pipeline.table import POINT, Table
 
@@ -28,22 +28,23 @@ def at_k(table: Table, ks: Sequence[int] | None = None) -> pd.DataFrame:
     Raises:
         SpecError: a k above that number.
     """
-    joined = table.joined()
-    joined = joined[joined["correct"].notna()]
+    known = table.passes["correct"].notna()
+    columns = ["pass", "cue", "correct", "no_answer", "answer"]
+    joined = table.joined(columns, known, [*POINT, "example"])
     lines: list[dict[str, Any]] = []
     for names, group in joined.groupby(GROUP, observed=True, dropna=False, sort=True):
-        counts = group.groupby("example")["correct"].agg(["size", "sum"]).astype(int)
-        smallest = int(counts["size"].min())
-        votes, index = _votes(group)
+        at, samples, right = _counts(group)
+        smallest = int(samples.min())
+        votes, index = _votes(group, at)
         for k in _chosen(ks, smallest, dict(zip(GROUP, names, strict=True))):
             estimates = {
-                "avg_at_k": (counts["sum"] / counts["size"]).to_numpy(),
-                "pass_at_k": pass_at_k(counts["size"].to_numpy(), counts["sum"].to_numpy(), k),
+                "avg_at_k": right / samples,
+                "pass_at_k": pass_at_k(samples, right, k),
                 "maj_at_k": np.array([maj_at_k(given, silent, k) for given, silent in votes])[
                     index
                 ],
             }
-            line = dict(zip(GROUP, names, strict=True)) | {"examples": len(counts), "k": k}
+            line = dict(zip(GROUP, names, strict=True)) | {"examples": len(samples), "k": k}
             for name, values in estimates.items():
                 line |= {name: values.mean(), f"{name}_se": standard_error(values)}
             lines.append(line)
@@ -109,19 +110,31 @@ def _wins(count: int, top: int, others: tuple[int, ...], silent: int, k: int) ->
     return comb(count, top) * found
 
 
-def _votes(group: pd.DataFrame) -> tuple[list[tuple[Votes, int]], Array]:
-    """How examples vote: the distinct ways (with the silent samples), and which one each has."""
-    voting = group[group["no_answer"] == 0]
-    answers = voting.groupby(["example", "answer"])["correct"].agg(["size", "mean"])
-    cast: dict[Any, list[tuple[int, float]]] = {}
-    examples = answers.index.get_level_values("example")
-    for example, size, share in zip(examples, answers["size"], answers["mean"], strict=True):
-        cast.setdefault(example, []).append((size, share))
-    silent = (group["no_answer"] == 1).groupby(group["example"]).sum()
-    ways = Codes()
-    given = ((tuple(sorted(cast.get(name, []))), int(n)) for name, n in silent.items())
-    index = np.fromiter(map(ways.__getitem__, given), np.int64, len(silent))
-    return list(ways), index
+def _counts(group: pd.DataFrame) -> tuple[Array, Array, Array]:
+    """Which example each sample belongs to, by number; samples and right ones of every example."""
+    _, at = np.unique(group["example"].to_numpy(), return_inverse=True)
+    samples = np.bincount(at)
+    return at, samples, np.bincount(at, group["correct"]).astype(np.int64)
+
+
+def _votes(group: pd.DataFrame, at: Array) -> tuple[list[tuple[Votes, int]], Array]:
+    """How examples vote: the distinct ways (with the silent samples), and which one each has.
+
+    Ways are told apart by a sum of hashes, so that a million samples take no loop.
+    """
+    votes = group["no_answer"].to_numpy() == 0
+    silent = np.bincount(at[~votes], minlength=int(at.max()) + 1)
+    voting = group[votes]
+    answers = voting["correct"].astype(float).groupby([at[votes], voting["answer"].to_numpy()])
+    cast = answers.agg(["size", "mean"])
+    owner = cast.index.get_level_values(0).to_numpy()
+    size, share = cast["size"].to_numpy(), cast["mean"].to_numpy()
+    ways = mixed(silent.astype(np.uint64))
+    np.add.at(ways, owner, mixed(mixed(share.view(np.uint64)) + size.astype(np.uint64)))
+    _, first, index = np.unique(ways, return_index=True, return_inverse=True)
+    spans = zip(np.searchsorted(owner, first), np.searchsorted(owner, first, "right"), strict=True)
+    given = [list(zip(size[a:b].tolist(), share[a:b].tolist(), strict=True)) for a, b in spans]
+    return list(zip(given, silent[first].tolist(), strict=True)), index
 
 
 def _chosen(ks: Sequence[int] | None, smallest: int, names: dict[str, Any]) -> list[int]:

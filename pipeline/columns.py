@@ -286,14 +286,14 @@ def _row_columns(found: Sequence[Any]) -> tuple[dict[str, Array], list[tuple[Tex
     return {
         "problem": problem,
         "example": example,
-        "key": _mixed(_mixed(key) + sample.astype(np.uint64)) + step.astype(np.uint64),
+        "key": mixed(mixed(key) + sample.astype(np.uint64)) + step.astype(np.uint64),
         "sample": sample.astype(np.int32),
         "step": step,
         "label": label,
     }, [w[:3] for w in words]
 
 
-def _mixed(values: Array) -> Array:
+def mixed(values: Array) -> Array:
     """Spread 64-bit numbers evenly (the finalizer of splitmix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

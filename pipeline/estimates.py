@@ -20,6 +20,7 @@ from statsmodels.tools.sm_exceptions import (
 from pipeline.table import POINT, Table
 
 PASS = [*POINT, "pass", "cue"]
+OWNER = [*POINT, "example"]
 QUARTILES = ("lowest", "second", "third", "highest")
 FAILED_FITS = (ConvergenceWarning, HessianInversionWarning, PerfectSeparationWarning)
 
@@ -38,7 +39,8 @@ def clustered_mean(values: Any, clusters: Any) -> tuple[float, float]:
 def accuracy(table: Table) -> pd.DataFrame:
     """Accuracy and mean entropy of every pass with standard errors."""
     lines = []
-    for names, group in _groups(table.joined(), PASS):
+    joined = table.joined(["pass", "cue", "correct", "entropy"], by=OWNER)
+    for names, group in _groups(joined, PASS):
         line: dict[str, Any] = dict(zip(PASS, names, strict=True))
         for name, column in (("accuracy", "correct"), ("entropy", "entropy")):
             known = group[group[column].notna()]
@@ -51,11 +53,14 @@ def accuracy(table: Table) -> pd.DataFrame:
 
 def paired(table: Table) -> pd.DataFrame:
     """Later passes beside their row's pass 1: `before`, `after`, `entropy1`. All have verdicts."""
-    joined = table.joined()
-    first = joined[joined["pass"] == "pass1"].set_index("row")
-    later = joined[joined["pass"] != "pass1"].copy()
-    later["before"] = first["correct"].reindex(later["row"]).to_numpy()
-    later["entropy1"] = first["entropy"].reindex(later["row"]).to_numpy()
+    passes = table.passes
+    is_first = passes["pass"] == "pass1"
+    first = passes.loc[is_first, ["row", "correct", "entropy"]].set_index("row")
+    later = table.joined(["row", "pass", "cue", "correct"], ~is_first, OWNER)
+    place = first.index.get_indexer(later["row"])
+    for name, column in (("before", "correct"), ("entropy1", "entropy")):
+        values = first[column].to_numpy()
+        later[name] = np.where(place < 0, np.nan, values[place] if len(values) else np.nan)
     later = later.rename(columns={"correct": "after"})
     kept: pd.DataFrame = later[later["before"].notna() & later["after"].notna()]
     return kept
@@ -118,8 +123,8 @@ def odds_ratio(success: Any, entropy: Any, clusters: Any) -> dict[str, Any]:
 
 def entropy_quartiles(table: Table) -> pd.DataFrame:
     """Accuracy of every pass by the quartile of its own entropy; equal edges are joined."""
-    joined = table.joined()
-    joined = joined[joined["entropy"].notna() & joined["correct"].notna()]
+    known = table.passes["entropy"].notna() & table.passes["correct"].notna()
+    joined = table.joined(["pass", "cue", "entropy", "correct"], known, OWNER)
     lines = []
     for names, group in _groups(joined, PASS):
         edges = np.unique(np.quantile(group["entropy"], [0, 0.25, 0.5, 0.75, 1]))
@@ -144,7 +149,8 @@ def shifts(table: Table) -> pd.DataFrame:
     `by` is `markers` (words found in the text) or `judge` (annotations of a judge, where rows have
     them).
     """
-    joined = table.joined(table.passes[table.passes["pass"] == "pass1"])
+    columns = ["marked", "judged_shift", "correct"]
+    joined = table.joined(columns, table.passes["pass"] == "pass1", OWNER)
     lines = []
     for names, group in _groups(joined, POINT):
         for by, column in (("markers", "marked"), ("judge", "judged_shift")):

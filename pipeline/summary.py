@@ -28,7 +28,8 @@ def steps(table: Table, by: Sequence[str] = ("step",)) -> pd.DataFrame:
     wrong. Examples are told apart by their problem text, as there.
     """
     keys = list(by)
-    first, second = _s0_passes(table)
+    columns = ["correct", "tags", "improved", "soft", *ENTROPIES.values()]
+    first, second = _s0_passes(table, columns)
     parts = [table.rows.groupby(keys, observed=True)["problem"].nunique().rename("examples")]
     for number, passes in ((1, first), (2, second)):
         parts.append(_samples(passes, keys, number))
@@ -48,7 +49,7 @@ def steps(table: Table, by: Sequence[str] = ("step",)) -> pd.DataFrame:
 
 def examples(table: Table) -> pd.DataFrame:
     """S0's table by example: step, problem, p1_correct, p2_correct, improved (0 or 1)."""
-    first, second = _s0_passes(table)
+    first, second = _s0_passes(table, ["correct", "soft"])
     keys = ["step", "problem"]
     found = table.rows.groupby(keys, observed=True).size().rename("rows").to_frame()
     found["p1_correct"] = _best(first, ["step"])["right"]
@@ -78,21 +79,24 @@ def passes(table: Table, by: Sequence[str] = tuple(BY_PASS)) -> pd.DataFrame:
 
     Shares lie in [0, 1]. `tokens_per_second` is per trace: tokens over the seconds they took.
     """
-    joined = table.joined()
-    groups = joined.astype({name: float for name in MEANS}).groupby(
-        list(by), observed=True, dropna=False, sort=True
-    )
-    found = groups.agg(
-        rows=("row", "size"),
-        examples=("example", "nunique"),
-        **{column: (name, "mean") for name, column in MEANS.items()},
-        _tokens=("tokens", "sum"),
-        _seconds=("seconds", "sum"),
-    )
+    place = [name for name in by if name not in ("pass", "cue", "control")]
+    keys = table.joined(["pass", "cue", "control"], by=[*place, "example"])
+    groups = keys.groupby(list(by), observed=True, dropna=False, sort=True)
+    codes = groups.ngroup().to_numpy()
+    found = groups.agg(rows=("example", "size"), examples=("example", "nunique")).reset_index()
+    for column, name in MEANS.items():
+        found[name] = _wide(table.passes[column]).groupby(codes).mean()
     found["tag_violations"] = 1 - found.pop("tags")
-    seconds = found.pop("_seconds")
-    found["tokens_per_second"] = found.pop("_tokens") / seconds.where(seconds > 0, np.nan)
-    return found.reset_index()
+    tokens, seconds = (
+        _wide(table.passes[name]).groupby(codes).sum() for name in ("tokens", "seconds")
+    )
+    found["tokens_per_second"] = tokens / seconds.where(seconds > 0, np.nan)
+    return found
+
+
+def _wide(values: pd.Series) -> pd.Series:
+    """Values in float64: means and sums of float32 would be float32."""
+    return values.astype(float).reset_index(drop=True)
 
 
 MEANS = {
@@ -111,25 +115,25 @@ MEANS = {
 }
 
 
-def _s0_passes(table: Table) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Passes 1 and S0's passes 2, with their rows' columns."""
-    first = table.joined(table.passes[table.passes["pass"] == "pass1"])
-    return first, table.joined(table.passes[table.passes["second"]])
+def _s0_passes(table: Table, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Passes 1 and S0's passes 2, with what their rows are told apart by."""
+    by = ("run", "step", "problem")
+    first = table.joined(columns, table.passes["pass"] == "pass1", by)
+    return first, table.joined(columns, table.passes["second"], by)
 
 
 def _samples(found: pd.DataFrame, keys: list[str], number: int) -> pd.DataFrame:
-    values = {
-        f"acc{number}S_pct": 100 * found["correct"].fillna(0).astype(float),
-        f"tag{number}_pct": 100 * found["tags"].fillna(0).astype(float),
-        f"soft{number}S": found["soft"],
-    }
-    values |= {f"{name}{number}": found[column] for name, column in ENTROPIES.items()}
-    if number == 2:
-        values["impS_pct"] = 100 * found["improved"].fillna(0).astype(float)
-    groups = pd.concat([found[keys], pd.DataFrame(values)], axis=1).groupby(keys, observed=True)
-    means: pd.DataFrame = groups.mean()
-    means[f"n{number}S"] = groups.size()
-    return means
+    shares = {"correct": f"acc{number}S_pct", "tags": f"tag{number}_pct"}
+    shares |= {"improved": "impS_pct"} if number == 2 else {}
+    means = {"soft": f"soft{number}S"} | {c: f"{name}{number}" for name, c in ENTROPIES.items()}
+    by = [found[key] for key in keys]
+    columns = {f"n{number}S": found.groupby(keys, observed=True).size()}
+    for column, name in shares.items():
+        values = 100 * found[column].fillna(0).astype(float)
+        columns[name] = values.groupby(by, observed=True).mean()
+    for column, name in means.items():
+        columns[name] = found[column].groupby(by, observed=True).mean()
+    return pd.DataFrame(columns)
 
 
 def _best(found: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -184,7 +188,8 @@ def attempts(table: Table) -> pd.DataFrame:
 def stops(table: Table) -> pd.DataFrame:
     """By step and S0's pass: shares of stop reasons, rate of markers, mean tokens, mean soft."""
     lines = []
-    for number, found in enumerate(_s0_passes(table), start=1):
+    columns = ["stop_think", "stop_answer", "marked", "tokens_think", "tokens_answer"]
+    for number, found in enumerate(_s0_passes(table, columns), start=1):
         for step, group in found.groupby("step", observed=True):
             line: dict[str, object] = {"step": step, "pass": number, "rows": len(group)}
             for phase in ("think", "answer"):

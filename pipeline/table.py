@@ -39,11 +39,22 @@ class Table:
     broken: int = 0  # lines that are no JSON object
     superseded: int = 0
 
-    def joined(self, passes: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Passes with their row's POINT columns, example and sample."""
-        found = self.passes if passes is None else passes
-        owner = self.rows.loc[found["row"], [*POINT, "example", "problem", "sample"]]
-        return pd.concat([owner.reset_index(drop=True), found.reset_index(drop=True)], axis=1)
+    def joined(
+        self,
+        columns: Sequence[str] | None = None,
+        chosen: Any = None,
+        by: Sequence[str] = (*POINT, "example", "problem", "sample"),
+    ) -> pd.DataFrame:
+        """`columns` of the passes beside columns `by` of their rows; all passes, or `chosen`.
+
+        Only what is asked for is copied: of millions of rows nothing else fits.
+        """
+        passes = self.passes if chosen is None else self.passes[chosen]
+        place = self.rows.index.get_indexer(passes["row"])
+        owners = {name: self.rows[name].array.take(place) for name in by}
+        names = list(passes) if columns is None else columns
+        values = {name: passes[name].array for name in names}
+        return pd.DataFrame(owners | values, copy=False)
 
     def row(self, index: Any) -> Row:
         """The whole row, arrays included, read from its file."""
@@ -149,7 +160,7 @@ class _Gathered:
             "model": _category(label, [model for _, model, _ in said]),
             "temperature": np.where(np.isnan(temperatures), by_path[owner], temperatures),
         }
-        return pd.DataFrame(named | columns)
+        return pd.DataFrame(named | columns, copy=False)
 
     def _pass_frame(self, columns: dict[str, Array]) -> pd.DataFrame:
         code, words = columns.pop("words"), list(self.words)
@@ -162,7 +173,7 @@ class _Gathered:
             "stop_think": _category(code, [think for *_, think, _ in words]),
             "stop_answer": _category(code, [answer for *_, answer in words]),
         }
-        return pd.DataFrame(named | columns)
+        return pd.DataFrame(named | columns, copy=False)
 
 
 def _recode(codes: Array, values: Sequence[Any], common: Codes) -> Array:
