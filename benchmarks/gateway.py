@@ -22,13 +22,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from launch.compose import build_backend, build_point, to_spec
+from launch.compose import build_backend, build_point, register_schema, to_spec
 from launch.run import run_points
-from tests.composing import composed
 
 WORDS = 150  # in an answer
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The config of a command line."""
+    register_schema()
+    conf = Path(__file__).parent.parent / "conf"
+    with initialize_config_dir(str(conf.absolute()), version_base="1.3"):
+        return compose("config", list(overrides))
 
 
 async def serve(latency: float) -> None:
@@ -133,6 +142,7 @@ def fsync_ms(folder: Path) -> float:
 def measure(url: str, count: int, flight: int, rounds: int) -> None:
     """Alternate both and print requests per second."""
     rates: dict[str, list[float]] = {"bare": [], "run": []}
+    used: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = folder / "clues.jsonl"
@@ -141,11 +151,15 @@ def measure(url: str, count: int, flight: int, rounds: int) -> None:
         messages = example_messages(url, folder, data)
         print(f"fsync of a line: {fsync_ms(folder):.2f} ms")
         for number in range(rounds):
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             asyncio.run(bare(url, count, flight, messages))
             rates["bare"].append(count / (time.perf_counter() - start))
+            used["bare"] = 1000 * (time.process_time() - cpu) / count
+            cpu = time.process_time()
             rates["run"].append(count / ours(url, folder / str(number), data, flight))
+            used["run"] = 1000 * (time.process_time() - cpu) / count
             print({kind: round(found[-1], 1) for kind, found in rates.items()}, flush=True)
+    print("ms of processor per request:", {kind: round(ms, 2) for kind, ms in used.items()})
     best = {kind: max(found) for kind, found in rates.items()}
     share = 100 * best["run"] / best["bare"]
     print(f"requests/s: bare {best['bare']:.0f}, run {best['run']:.0f}: {share:.0f} % of bare")

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import fields
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from pipeline.protocols import Generation
 from pipeline.rows import Flush, Key, append, encode, read_lines, repair, write_atomically
 
 PASS1 = "pass1"
+FIELDS = tuple(field.name for field in fields(Generation))
 
 
 class Entry(NamedTuple):
@@ -72,25 +73,25 @@ class Journal:
     def put(self, entry: Entry, generation: Generation) -> None:
         """Append one generation.
 
-        From here on it survives the death of this process; `sync` makes it survive the machine's.
+        From here on it survives the death of this process; `synced` makes it survive the machine's.
         """
         data = _line(entry, generation)
         with self._mutex:
             append(self._file, data)
             self._flush.written += 1
 
-    def sync(self) -> None:
-        """Flush to disk; for a thread, since it takes milliseconds."""
-        self._flush.reach(self._flush.written)
+    async def synced(self) -> None:
+        """Return once everything put so far is on disk."""
+        await self._flush.reached(self._flush.written)
 
     def close(self, everything_finished: bool) -> None:
         """Close; remove the file when no trace is left unfinished, or it holds nothing."""
-        self._file.close()
+        self._flush.close()
         if self.path.exists() and (everything_finished or self.path.stat().st_size == 0):
             self.path.unlink()
 
 
 def _line(entry: Entry, generation: Generation) -> bytes:
-    record = asdict(generation) | {"prompt_ids": None}
+    record = {name: getattr(generation, name) for name in FIELDS} | {"prompt_ids": None}
     names = {"pass": entry.pass_id, "phase": entry.phase}
     return encode(entry.key._asdict() | names | {"generation": record})

@@ -1,5 +1,6 @@
 """The JSONL row store: append whole lines, read them back, repair what a kill tore."""
 
+import asyncio
 import json
 import os
 import socket
@@ -108,6 +109,7 @@ class Flush:
         self._file = file
         self._mutex = threading.Lock()
         self.written = self._flushed = 0
+        self._under_way: asyncio.Future[None] | None = None
 
     def reach(self, count: int) -> None:
         """Return once the first `count` writes are on disk; the writer counts them in `written`."""
@@ -117,6 +119,19 @@ class Flush:
             reached = self.written
             os.fsync(self._file.fileno())
             self._flushed = reached
+
+    async def reached(self, count: int) -> None:
+        """`reach` for any number of coroutines, which share one thread."""
+        while self._flushed < count and not self._file.closed:
+            if self._under_way is None or self._under_way.done():
+                work = asyncio.to_thread(self.reach, self.written)
+                self._under_way = asyncio.ensure_future(work)
+            await asyncio.shield(self._under_way)
+
+    def close(self) -> None:
+        """Close the file, once no flush is under way."""
+        with self._mutex:
+            self._file.close()
 
 
 def repair(path: Path) -> int:

@@ -119,7 +119,7 @@ class Trace:
             generation = await self.backend.generate(request)
             self.journal.put(entry, generation)
             made.append(generation)
-        await asyncio.to_thread(self.journal.sync)
+        await self.journal.synced()
         return generation
 
     def _request(self, prompt: Prompt, phase: Phase, cue: Cue | None) -> Request:
