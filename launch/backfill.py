@@ -23,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
 from launch.compose import build, build_backend, register_schema, to_spec
-from launch.run import run_until_signal
+from launch.running import run_until_signal
 from pipeline.backfill import (
     BackfillPoint,
     chosen,
@@ -156,7 +156,7 @@ def fill(spec: BackfillSpec, found: Scan, cues: tuple[Cue, ...]) -> int:
     work = target.with_name(f"{target.name}{WORKING}")
     parts = points_of(spec, found, cues, (task, backend, work))
     merge = Merge(spec, parts, source, keep_original(source, spec.backfill))
-    sessions = run_until_signal([point for _, point in parts], backend, merge.on_row)
+    sessions = run_until_signal([p for _, p in parts], backend, merge.on_row).sessions
     rows = merge.write()
     print(f"{rows} rows with new passes in {target}")
     states = {session.status for session in sessions}

@@ -14,6 +14,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launch import cluster
 from pipeline.point import Point, prepare
 from pipeline.protocols import Backend, Task
 from pipeline.spec import RunSpec, SpecError
@@ -22,7 +23,8 @@ HANDED_OVER = ("model", "quantization", "cache_dir")  # what launch gives every 
 
 
 def register_schema() -> None:
-    """Make `run_spec` known to Hydra; called before composition."""
+    """Make `run_spec` and the clusters' options known to Hydra; called before composition."""
+    cluster.register()
     ConfigStore.instance().store(name="run_spec", node=RunSpec)
 
 

@@ -1,11 +1,13 @@
 """What a run leaves beside its rows: the composed config, its overrides, a log."""
 
 import logging
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from pipeline.point import Point
 from pipeline.rows import StoreError, write_atomically
@@ -13,12 +15,12 @@ from pipeline.rows import StoreError, write_atomically
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def write_config_once(point: Point, config: DictConfig) -> None:
-    """Write `config.yaml` and `overrides.yaml` unless an earlier attempt did."""
+def write_config_once(point: Point, config: str) -> None:
+    """Write the config (YAML) and the overrides beside the rows, unless an attempt did before."""
     try:
         point.folder.mkdir(parents=True, exist_ok=True)
         texts = {
-            "config.yaml": OmegaConf.to_yaml(config),
+            "config.yaml": config,
             "overrides.yaml": OmegaConf.to_yaml(list(point.overrides)),
         }
         for name, text in texts.items():
@@ -31,16 +33,23 @@ def write_config_once(point: Point, config: DictConfig) -> None:
         ) from error
 
 
+def log_name(point: Point) -> str:
+    """The log file of this process for a point: no two processes write one file."""
+    if point.spec.run.shards == 1:
+        return "log.txt"
+    return f"log-{socket.gethostname()}-{os.getpid()}.txt"
+
+
 @contextmanager
-def log_into(folders: Sequence[Path]) -> Iterator[None]:
-    """Append log records to `log.txt` in each folder, and warnings to the terminal."""
+def log_into(files: Sequence[Path]) -> Iterator[None]:
+    """Append log records to each file, and warnings to the terminal."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.INFO)
     terminal = logging.StreamHandler()
     terminal.setLevel(logging.WARNING)
     handlers: list[logging.Handler] = [terminal]
-    handlers += [logging.FileHandler(folder / "log.txt", encoding="utf-8") for folder in folders]
+    handlers += [logging.FileHandler(file, encoding="utf-8") for file in files]
     for handler in handlers:
         handler.setFormatter(logging.Formatter(FORMAT))
         root.addHandler(handler)

@@ -1,0 +1,55 @@
+"""Hydra's side of a sweep. Hydra takes launchers from the `hydra_plugins` namespace only.
+
+The launcher of 2022 (hydra-submitit-launcher) is not used: it runs one job per list of overrides,
+loses a job's traceback and every rank but the first, waits for ever for a preempted job, and knows
+neither packs nor shards nor what is already done. What remained to share was its call of submitit.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+
+class ClusterLauncher(BasicLauncher):
+    """Hands the points of a sweep to `launch.sweep`; other applications run as Hydra runs them."""
+
+    def __init__(self, **options: Any) -> None:
+        """Keep the options of `launch.cluster.Cluster`."""
+        super().__init__()
+        self._options = {
+            key: OmegaConf.to_container(value, resolve=True)
+            if OmegaConf.is_config(value)
+            else value
+            for key, value in options.items()
+        }
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run a sweep; ends the process with its status unless every row is there."""
+        from launch.sweep import MARK, run_sweep  # plugins are scanned by every Hydra program
+
+        assert self.hydra_context is not None and self.config is not None
+        if not getattr(self.task_function, MARK, False):
+            if self._options["where"] != "here":
+                sys.exit("error: only the points of launch/run.py can be sent to a cluster")
+            return super().launch(job_overrides, initial_job_idx)
+        status = run_sweep(self.hydra_context, self.config, job_overrides, self._options)
+        if status:
+            sys.exit(status)
+        done = []
+        for overrides in job_overrides:
+            done.append(JobReturn(overrides=overrides, status=JobStatus.COMPLETED))
+        return done
+
+
+class PointSweeper(BasicSweeper):
+    """Hydra's grid, but the launcher composes every point anyway: once is enough."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Left to the launcher, which names the point that does not compose."""

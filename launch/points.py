@@ -1,0 +1,155 @@
+"""The points of a sweep: composed once, made ready without loading a model, counted."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.compose import build_backend, build_point, to_spec
+from pipeline.point import Point
+from pipeline.protocols import Backend
+from pipeline.rows import key_of, read_rows
+from pipeline.run_record import attempts_of
+from pipeline.spec import RunSpec, SpecError, digest
+
+SLICE: tuple[str, ...] = (
+    "seed",
+    "split",
+    "start",
+    "limit",
+    "from_end",
+    "shuffle_seed",
+    "ids",
+    "phases",
+)
+SLICE += ("second_pass_sample",)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A composed point, before its data and its model's identity are known. It travels to jobs."""
+
+    spec: RunSpec
+    overrides: list[str]
+    choices: dict[str, Any]
+    config: str  # the composed config as YAML
+
+    @property
+    def load_key(self) -> str:
+        """Points with the same one can share a loaded model."""
+        return digest([asdict(self.spec.model), self.spec.backend, self.spec.quantization])
+
+
+class Composer:
+    """Composes the points of a sweep as Hydra would, plain values without composing anew."""
+
+    def __init__(self, context: HydraContext, config: DictConfig) -> None:
+        """Nothing is composed yet."""
+        self._loader, self._config = context.config_loader, config
+        self._parser = OverridesParser.create(config_loader=context.config_loader)
+        self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
+
+    def draft(self, overrides: Sequence[str]) -> Draft:
+        """The point of one list of overrides. Raises SpecError naming what does not fit."""
+        parsed = self._parser.parse_overrides(list(overrides))
+        plain = [o for o in parsed if self._is_plain(o)]
+        rest = tuple(o.input_line or "" for o in parsed if not self._is_plain(o))
+        try:
+            base, choices = self._base(rest)
+            config = copy.deepcopy(base)
+            for override in plain:
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            first = str(error).splitlines()[0]
+            raise SpecError(f"the point {' '.join(overrides)} does not compose: {first}") from error
+        return Draft(to_spec(config), list(overrides), choices, OmegaConf.to_yaml(config))
+
+    def _is_plain(self, override: Override) -> bool:
+        """Whether it sets a value, rather than choosing an option, adding or removing a key."""
+        key = override.key_or_group
+        changes = not (override.is_add() or override.is_force_add() or override.is_delete())
+        group = self._loader.get_group_options(key)
+        return changes and not group and override.package is None and not key.startswith("hydra")
+
+    def _base(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
+        if overrides not in self._bases:
+            config = self._loader.load_sweep_config(self._config, list(overrides))
+            choices = dict(config.hydra.runtime.choices)
+            with open_dict(config):
+                del config["hydra"]
+            self._bases[overrides] = (config, choices)
+        return self._bases[overrides]
+
+
+@dataclass(slots=True)
+class Member:
+    """A point of a sweep: what is known of it before it runs."""
+
+    draft: Draft
+    point: Point | None = None  # None: its checkpoint is not there
+    problem: str = ""
+    missing: int = 0  # rows that are not there yet
+    job: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tells it from others, for tables."""
+        if self.point is None:
+            return " ".join(self.draft.overrides)
+        folder = self.point.folder
+        return f"{folder.parent.name}/{folder.name}"
+
+
+@dataclass(slots=True)
+class Builder:
+    """Makes drafts ready; points of one model share a backend, which is never entered."""
+
+    backends: dict[str, Backend] = field(default_factory=dict)
+
+    def member(self, draft: Draft) -> Member:
+        """The point of a draft with its rows counted. Raises SpecError, but for `run.missing`."""
+        try:
+            point = self._point(draft)
+        except SpecError as error:
+            gone = str(error).startswith(("model.step must", "model.checkpoints must name"))
+            if gone and draft.spec.run.missing != "fail":
+                return Member(draft, problem=str(error))
+            raise SpecError(f"{error} (the point {' '.join(draft.overrides)})") from error
+        return Member(draft, point, missing=missing_rows(point))
+
+    def _point(self, draft: Draft) -> Point:
+        key = draft.load_key
+        if key not in self.backends:
+            self.backends[key] = build_backend(draft.spec)
+        return build_point(draft.spec, self.backends[key], draft.overrides, draft.choices)
+
+
+def missing_rows(point: Point) -> int:
+    """How many rows of a point are not complete, by its files."""
+    if not (point.folder / "run.json").exists():
+        return len(point.canonical_order())
+    if _ended_whole(point):
+        return 0
+    rows = read_rows(point.rows_path)
+    complete = {key_of(row) for row in rows if point.is_complete(row)}
+    return len(set(point.canonical_order()) - complete)
+
+
+def _ended_whole(point: Point) -> bool:
+    """Whether the last attempt asked for exactly this and ended complete: no rows are read."""
+    record = json.loads((point.folder / "run.json").read_text(encoding="utf-8"))
+    attempts = attempts_of(point.folder)
+    whole = bool(attempts) and attempts[-1]["status"] == "complete" and point.rows_path.exists()
+    return whole and _asked(record["spec"]) == _asked(json.loads(json.dumps(asdict(point.spec))))
+
+
+def _asked(spec: dict[str, Any]) -> list[Any]:
+    return [spec["sampling"], spec["cue"], *(spec["run"][name] for name in SLICE)]
