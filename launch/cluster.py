@@ -27,7 +27,7 @@ class Cluster:
     _target_: str = "hydra_plugins.rethink.launcher.ClusterLauncher"
     where: str = "here"  # here: one after the other; processes: submitit on this machine; slurm
     folder: str = "${hydra.sweep.dir}/.submitit/%j"  # job scripts, logs, results
-    name: str = "${hydra.job.name}"
+    name: str = "${run.name}"
     partition: str | None = None
     account: str | None = None
     qos: str | None = None

@@ -1,0 +1,145 @@
+"""Whatever befalls a job, the same command again ends with the rows of an undisturbed run."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.sweeps import (
+    ECHO,
+    SLOW,
+    Sweep,
+    ask,
+    kill_node_of,
+    lines_in,
+    revive,
+    tasks_of,
+    until,
+    wait_for_rows,
+)
+
+SMOLLM2 = (
+    "task=crossword",
+    "backend=hf",
+    "quantization=fp32",
+    "cue=wait",
+    "backend.batch_size=4",
+    "run.limit=6",
+    "sampling.think_cap=24",
+    "sampling.answer_cap=8",
+)
+LINES = {"echo": (*ECHO, *SLOW), "smollm2": SMOLLM2}
+NAMES = {"echo": "e", "smollm2": "s"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, list[str]]]:
+    """The rows of an undisturbed run of a backend, made here without a cluster."""
+    made: dict[str, dict[str, list[str]]] = {}
+
+    def rows(backend: str) -> dict[str, list[str]]:
+        if backend not in made:
+            root = tmp_path_factory.mktemp(backend)
+            slow = set(SLOW)
+            line = [o for o in LINES[backend] if o not in slow]
+            Sweep("whole", root, *line, "cluster=local").end()
+            made[backend] = lines_in(root)
+        return made[backend]
+
+    return rows
+
+
+def usr2(job: str) -> int:
+    """The warning before a limit: back into the queue under the same id, and on."""
+    ask("scancel", "--signal=USR2", job)
+    return 0
+
+
+def cancel(job: str) -> int:
+    ask("scancel", job)
+    return 1
+
+
+def requeue(job: str) -> int:
+    ask("scontrol", "requeue", job)
+    return 0
+
+
+def kill(job: str) -> int:
+    (task,) = tasks_of(job)
+    os.kill(task, signal.SIGKILL)
+    return 1
+
+
+def preempt(job: str) -> int:
+    command = ["sbatch", "-p", "high", "-N2", "-n2", "-c8", "-o", "/dev/null", "--wrap", "sleep 4"]
+    subprocess.run(command, check=True, capture_output=True)
+    return 0
+
+
+@pytest.mark.parametrize("backend", ["echo", "smollm2"])
+@pytest.mark.parametrize("event", [usr2, cancel, requeue, kill, preempt])
+def test_the_same_command_again_ends_with_the_rows_of_an_undisturbed_run(
+    tmp_path: Path,
+    undisturbed: Callable[[str], dict[str, list[str]]],
+    event: Callable[[str], int],
+    backend: str,
+) -> None:
+    line = [*LINES[backend], "hydra.launcher.timeout_min=60"]
+    line += ["hydra.launcher.partition=low", "hydra.launcher.cpus_per_task=8"]
+    sweep = Sweep(f"{NAMES[backend]}-{event.__name__}", tmp_path, *line)
+    wait_for_rows(tmp_path, 1)
+    job = sweep.job()
+    text = sweep.end(event(job))
+    again = Sweep(sweep.name, tmp_path, *line).end()
+    assert lines_in(tmp_path) == undisturbed(backend)
+    if "1 points" in text and "incomplete" not in text and "failed" not in text:
+        assert "submitted" not in again, "a complete point is not submitted again"
+        record = ask("sacct", "-D", "-X", "-n", "-P", "-j", job, "-o", "State").splitlines()
+        assert len(record) > 1 and record[-1] == "COMPLETED", record
+
+
+@pytest.mark.parametrize("backend", ["echo", "smollm2"])
+def test_the_death_of_a_node_moves_the_job_to_the_other_one(
+    tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]], backend: str
+) -> None:
+    sweep = Sweep(f"node-{backend}", tmp_path, *LINES[backend])
+    wait_for_rows(tmp_path, 1)
+    job = sweep.job()
+    dead = kill_node_of(job)
+    try:
+        until(
+            lambda: ask("squeue", "-h", "-j", job, "-t", "R", "-o", "%N") not in ("", dead),
+            "the job on another node",
+        )
+        sweep.end()
+    finally:
+        revive(dead)
+    assert lines_in(tmp_path) == undisturbed(backend)
+
+
+def test_a_job_that_slurm_runs_twice_writes_no_row_twice(
+    tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]]
+) -> None:
+    sweep = Sweep("twice", tmp_path, *LINES["echo"])
+    wait_for_rows(tmp_path, 1)
+    job = sweep.job()
+    node = ask("squeue", "-h", "-j", job, "-o", "%N")
+    (old,) = tasks_of(job)
+    daemon = Path(f"/var/lib/rethink-slurm/run/slurmd.{node}.pid")
+    os.kill(int(daemon.read_text()), signal.SIGKILL)  # its tasks live on
+    os.kill(old, signal.SIGSTOP)  # and are slow enough to meet their second run
+    try:
+        until(lambda: len(tasks_of(job)) > 1, "a second run beside the first")
+        time.sleep(3)
+        os.kill(old, signal.SIGCONT)
+        sweep.end()
+    finally:
+        revive(node)
+    assert lines_in(tmp_path) == undisturbed("echo")
+    Sweep("twice", tmp_path, *LINES["echo"]).end()
+    assert lines_in(tmp_path) == undisturbed("echo")
