@@ -91,11 +91,14 @@ def build_backend(spec: RunSpec) -> Backend:
 
 
 def build_point(
-    spec: RunSpec, backend: Backend, overrides: Sequence[str], choices: dict[str, Any]
+    spec: RunSpec,
+    backend: Backend,
+    overrides: Sequence[str],
+    choices: dict[str, Any],
+    task: Task | None = None,
 ) -> Point:
-    """The point of a spec, with where each sampling value came from."""
-    task: Task = build("task", spec.task)
-    point = prepare(spec, task, backend)
+    """The point of a spec, with where each sampling value came from; `task` if it is built."""
+    point = prepare(spec, task or build("task", spec.task), backend)
     point.overrides = list(overrides)
     point.sources = sampling_sources(spec, overrides, choices)
     return point

@@ -7,8 +7,8 @@ from launch.points import Draft
 from pipeline.spec import SpecError
 
 
-def lines_of(draft: Draft, overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every point that `run.manifest` names; without one, `overrides` alone.
+def lines_of(draft: Draft, overrides: Sequence[str]) -> list[list[str]] | None:
+    """The overrides of every point that `run.manifest` names; None without one.
 
     The file is tab separated: overrides as on a command line, or values under a first line of keys.
     Its values come after those of the command line, and win. Lines that begin with `#` are skipped.
@@ -18,7 +18,7 @@ def lines_of(draft: Draft, overrides: Sequence[str]) -> list[list[str]]:
     """
     name = draft.spec.run.manifest
     if name is None:
-        return [list(overrides)]
+        return None
     path = Path(name)
     if not path.is_file():
         raise SpecError(f"run.manifest must name a file, got {name!r}")

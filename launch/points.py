@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,9 +14,9 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.compose import build_backend, build_point, to_spec
+from launch.compose import build, build_backend, build_point, to_spec
 from pipeline.point import Point
-from pipeline.protocols import Backend
+from pipeline.protocols import Backend, Task
 from pipeline.rows import key_of, read_rows
 from pipeline.run_record import attempts_of
 from pipeline.spec import RunSpec, SpecError, digest
@@ -40,7 +41,12 @@ class Draft:
     spec: RunSpec
     overrides: list[str]
     choices: dict[str, Any]
-    config: str  # the composed config as YAML
+    config: Any  # the composed config as plain data, interpolations kept
+
+    @property
+    def config_text(self) -> str:
+        """The composed config as YAML."""
+        return OmegaConf.to_yaml(OmegaConf.create(self.config))
 
     @property
     def load_key(self) -> str:
@@ -55,11 +61,13 @@ class Composer:
         """Nothing is composed yet."""
         self._loader, self._config = context.config_loader, config
         self._parser = OverridesParser.create(config_loader=context.config_loader)
+        self._known: dict[str, Override] = {}
+        self._groups: dict[str, bool] = {}
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
 
     def draft(self, overrides: Sequence[str]) -> Draft:
         """The point of one list of overrides. Raises SpecError naming what does not fit."""
-        parsed = self._parser.parse_overrides(list(overrides))
+        parsed = [self._parsed(override) for override in overrides]
         plain = [o for o in parsed if self._is_plain(o)]
         rest = tuple(o.input_line or "" for o in parsed if not self._is_plain(o))
         try:
@@ -70,14 +78,21 @@ class Composer:
         except (HydraException, OmegaConfBaseException) as error:
             first = str(error).splitlines()[0]
             raise SpecError(f"the point {' '.join(overrides)} does not compose: {first}") from error
-        return Draft(to_spec(config), list(overrides), choices, OmegaConf.to_yaml(config))
+        return Draft(to_spec(config), list(overrides), choices, OmegaConf.to_container(config))
+
+    def _parsed(self, override: str) -> Override:
+        if override not in self._known:
+            (self._known[override],) = self._parser.parse_overrides([override])
+        return self._known[override]
 
     def _is_plain(self, override: Override) -> bool:
         """Whether it sets a value, rather than choosing an option, adding or removing a key."""
         key = override.key_or_group
         changes = not (override.is_add() or override.is_force_add() or override.is_delete())
-        group = self._loader.get_group_options(key)
-        return changes and not group and override.package is None and not key.startswith("hydra")
+        if key not in self._groups:  # asking Hydra takes tens of milliseconds
+            self._groups[key] = bool(self._loader.get_group_options(key))
+        special = self._groups[key] or override.package is not None or key.startswith("hydra")
+        return changes and not special
 
     def _base(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
         if overrides not in self._bases:
@@ -110,9 +125,10 @@ class Member:
 
 @dataclass(slots=True)
 class Builder:
-    """Makes drafts ready; points of one model share a backend, which is never entered."""
+    """Makes drafts ready; points share tasks, and backends that are never entered."""
 
     backends: dict[str, Backend] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
 
     def member(self, draft: Draft) -> Member:
         """The point of a draft with its rows counted. Raises SpecError, but for `run.missing`."""
@@ -129,7 +145,11 @@ class Builder:
         key = draft.load_key
         if key not in self.backends:
             self.backends[key] = build_backend(draft.spec)
-        return build_point(draft.spec, self.backends[key], draft.overrides, draft.choices)
+        named = digest(draft.spec.task)
+        if named not in self.tasks:
+            self.tasks[named] = build("task", draft.spec.task)
+        about = (draft.overrides, draft.choices, self.tasks[named])
+        return build_point(draft.spec, self.backends[key], *about)
 
 
 def missing_rows(point: Point) -> int:
@@ -148,7 +168,14 @@ def _ended_whole(point: Point) -> bool:
     record = json.loads((point.folder / "run.json").read_text(encoding="utf-8"))
     attempts = attempts_of(point.folder)
     whole = bool(attempts) and attempts[-1]["status"] == "complete" and point.rows_path.exists()
+    whole = whole and count_lines(point.rows_path) >= len(point.canonical_order())
     return whole and _asked(record["spec"]) == _asked(json.loads(json.dumps(asdict(point.spec))))
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file, fast."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _asked(spec: dict[str, Any]) -> list[Any]:

@@ -47,8 +47,10 @@ class Sweep:
 
     def add(self, overrides: Sequence[str]) -> None:
         """Compose a point and look at what it has. Raises SpecError."""
-        for line in lines_of(self.composer.draft(overrides), overrides):
-            self.members.append(self.builder.member(self.composer.draft(line)))
+        draft = self.composer.draft(overrides)
+        lines = lines_of(draft, overrides)
+        drafts = [draft] if lines is None else map(self.composer.draft, lines)
+        self.members += map(self.builder.member, drafts)
 
     def packs(self) -> list[list[Member]]:
         """The points that have something left to do and whose checkpoint is there, by job."""
@@ -115,7 +117,7 @@ def _run_here(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> int | None:
         points = [member.point for member in pack_ if member.point]
         backend = build_backend(pack_[0].draft.spec)
         try:
-            ran = run_points(points, backend, [member.draft.config for member in pack_])
+            ran = run_points(points, backend, [member.draft.config_text for member in pack_])
         except (SpecError, StoreError) as error:
             for member in pack_:
                 sweep.failures[member.name] = str(error)

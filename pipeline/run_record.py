@@ -18,6 +18,7 @@ from pipeline.point import Point
 from pipeline.rows import create_once, write_atomically
 from pipeline.spec import SpecError
 
+SECONDS_BETWEEN_SAVES = 5.0
 PACKAGES = (
     "hydra-core",
     "omegaconf",
@@ -44,8 +45,9 @@ class RunRecord:
         self.shared = shared
         self.data = self._load(point)
         self.attempt: dict[str, Any] = {}
+        self.shard = point.spec.run.shard
         self._own = self.path
-        self._clock = time.monotonic()
+        self._clock = self._saved = time.monotonic()
 
     def begin(self) -> None:
         """Start this attempt's record."""
@@ -61,6 +63,7 @@ class RunRecord:
             "failed": 0,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "shard": self.shard,
             "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "job": job_id(),
             "python": platform.python_version(),
@@ -98,6 +101,7 @@ class RunRecord:
             "identity": point.identity,
             "step": point.step,
             "entropy": point.entropy,
+            "rows_wanted": len(point.canonical_order()),
             "spec": asdict(point.spec),
             "sampling": effective,
             "overrides": list(point.overrides),
@@ -115,12 +119,15 @@ class RunRecord:
         return fresh | {"attempts": stored["attempts"]}
 
     def row_done(self, tokens: int) -> None:
-        """Count a finished row."""
+        """Count a finished row; every few seconds the record says so, for who looks on."""
         self.attempt["rows"] += 1
         self.attempt["tokens"] += tokens
+        if time.monotonic() - self._saved > SECONDS_BETWEEN_SAVES:
+            self.save()
 
     def save(self) -> None:
         """Write this attempt's file as a whole."""
+        self._saved = time.monotonic()
         self.attempt["seconds"] = round(time.monotonic() - self._clock, 3)
         self.attempt["peak_memory_mib"] = peak_memory_mib()
         write_atomically(self._own, [_encoded(self.attempt if self.shared else self.data)])

@@ -1,4 +1,4 @@
-"""The real Slurm of tests/slurm/cluster.sh: `make test-slurm` starts it, runs these and stops it."""
+"""The real Slurm of tests/slurm/cluster.sh, which `make test-slurm` starts and stops."""
 
 import os
 import shutil

@@ -13,6 +13,7 @@ from typing import Any
 from tests.composing import ROOT
 from tests.slurm.conftest import HERE
 from tests.test_executor import stable
+from tests.test_run_hf import same
 
 Lines = list[str]
 ECHO = ("task=crossword", "backend=echo", "cue=wait", "sampling.num_samples=2", "run.limit=12")
@@ -30,7 +31,7 @@ class Sweep:
         place = [] if any(o.startswith("cluster=") for o in overrides) else ["cluster=slurm"]
         line = [*overrides, *place, f"run.root={root}", *options]
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "launch/run.py"), *line],
+            [sys.executable, str(ROOT / "launch/run.py"), *sorted(line, key="-m".__ne__)],
             cwd=ROOT,
             env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(ROOT)} | env,
             stdout=self.log.open("w"),
@@ -67,6 +68,17 @@ def until(found: Callable[[], Any], what: str, seconds: float = 120) -> Any:
         assert time.monotonic() < deadline, f"{what} did not come in {seconds} s"
         time.sleep(0.2)
     return value
+
+
+def agree(found: dict[str, Lines], expected: dict[str, Lines], exact: bool = True) -> bool:
+    """Whether the rows of every point are the same; not `exact`: numbers but for float32's noise.
+
+    Ids, texts and verdicts are equal in any case.
+    """
+    if exact:
+        return found == expected
+    rows = [{k: [json.loads(x) for x in v] for k, v in some.items()} for some in (found, expected)]
+    return same(*rows)
 
 
 def lines_in(root: Path) -> dict[str, Lines]:

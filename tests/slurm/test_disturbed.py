@@ -13,6 +13,7 @@ from tests.slurm.sweeps import (
     ECHO,
     SLOW,
     Sweep,
+    agree,
     ask,
     kill_node_of,
     lines_in,
@@ -96,7 +97,7 @@ def test_the_same_command_again_ends_with_the_rows_of_an_undisturbed_run(
     job = sweep.job()
     text = sweep.end(event(job))
     again = Sweep(sweep.name, tmp_path, *line).end()
-    assert lines_in(tmp_path) == undisturbed(backend)
+    assert agree(lines_in(tmp_path), undisturbed(backend), backend == "echo")
     if "1 points" in text and "incomplete" not in text and "failed" not in text:
         assert "submitted" not in again, "a complete point is not submitted again"
         record = ask("sacct", "-D", "-X", "-n", "-P", "-j", job, "-o", "State").splitlines()
@@ -119,7 +120,7 @@ def test_the_death_of_a_node_moves_the_job_to_the_other_one(
         sweep.end()
     finally:
         revive(dead)
-    assert lines_in(tmp_path) == undisturbed(backend)
+    assert agree(lines_in(tmp_path), undisturbed(backend), backend == "echo")
 
 
 def test_a_job_that_slurm_runs_twice_writes_no_row_twice(
