@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser test-gateways check golden
+.PHONY: help install demo test test-browser test-slurm test-gateways check golden
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-browser: $(STAMP)  ## the HTML report in headless Chromium, installed from 
 	@command -v chromium chromedriver >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; }
 	$(BIN)/python -m pytest tests/browser
+
+test-slurm: $(STAMP)  ## minutes, as root: sweeps on a real Slurm that Debian's packages bring up on this machine
+	@tests/slurm/cluster.sh start && trap 'tests/slurm/cluster.sh stop' EXIT && \
+		timeout 1500 $(BIN)/python -m pytest tests/slurm
 
 test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills; transformers serve against hf
 	$(BIN)/python -m pytest tests/servers

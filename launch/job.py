@@ -17,7 +17,7 @@ import submitit
 
 from launch.compose import build_backend, build_point
 from launch.points import Draft
-from launch.running import Ran, run_points
+from launch.running import Ran, run_ready
 from pipeline.protocols import Backend
 from pipeline.run_record import job_id
 
@@ -62,7 +62,7 @@ class Job:
         drafts = [as_shard(draft, shard) for draft in self.drafts]
         backend = build_backend(drafts[0].spec)
         points = [build_point(d.spec, backend, d.overrides, d.choices) for d in drafts]
-        return run_points(points, backend, [d.config_text for d in drafts], SIGNALS)
+        return run_ready(points, backend, [d.config_text for d in drafts], SIGNALS)
 
     def _follow(self) -> Ran:
         """What a rank above 0 of a multi-process engine does."""

@@ -73,7 +73,9 @@ def run_until_signal(
     return ran
 
 
-async def _run(points: Sequence[Point], backend: Backend, signals: Sequence[int], ran: Ran) -> None:
+async def _run(
+    points: Sequence[Point], backend: Backend, on_row: OnRow, signals: Iterable[int], ran: Ran
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with Progress(points) as progress:

@@ -20,9 +20,10 @@ from launch.manifest import lines_of
 from launch.packs import pack
 from launch.plan import print_plan, split
 from launch.points import Builder, Composer, Member, missing_rows
-from launch.running import INTERRUPTED, run_points
+from launch.running import INTERRUPTED, run_ready
 from launch.submit import QueueError, array_limit, submit
 from launch.table import print_points
+from pipeline.protocols import BackendLostError
 from pipeline.rows import StoreError
 from pipeline.spec import SpecError, require
 
@@ -117,8 +118,8 @@ def _run_here(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> int | None:
         points = [member.point for member in pack_ if member.point]
         backend = build_backend(pack_[0].draft.spec)
         try:
-            ran = run_points(points, backend, [member.draft.config_text for member in pack_])
-        except (SpecError, StoreError) as error:
+            ran = run_ready(points, backend, [member.draft.config_text for member in pack_])
+        except (SpecError, StoreError, BackendLostError) as error:
             for member in pack_:
                 sweep.failures[member.name] = str(error)
             continue

@@ -15,7 +15,7 @@ from launch.compose import build_backend, build_point, to_spec
 from launch.manifest import lines_of
 from launch.packs import pack
 from launch.points import Builder, Draft, Member
-from launch.running import run_points
+from launch.running import run_ready
 from launch.table import print_points
 from pipeline.executor import execute
 from pipeline.rows import Row, read_rows
@@ -215,7 +215,7 @@ def test_a_signal_while_the_model_loads_ends_the_run(tmp_path: Path) -> None:
     backend = Slow(spec.model, None)
     before, running.PATIENCE = running.PATIENCE, 0.2
     try:
-        ran = run_points([build_point(spec, backend, [], {})], backend, ["{}"])
+        ran = run_ready([build_point(spec, backend, [], {})], backend, ["{}"])
     finally:
         running.PATIENCE = before
     assert ran.status == running.INTERRUPTED

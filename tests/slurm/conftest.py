@@ -11,12 +11,6 @@ HERE = Path(__file__).parent
 CLUSTER = "rethinktest"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("slurm")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> None:
     if shutil.which("scontrol") is None:
