@@ -124,7 +124,7 @@ def test_a_missing_checkpoint_fails_is_skipped_or_is_awaited(
         made = to_spec(composed(*line, "model.step=50", f"run.missing={mode}"))
         return Builder().member(Draft(made, ["model.step=50"], {}, {}))
 
-    with pytest.raises(SpecError, match="model.step must be one that .* the point model.step=50"):
+    with pytest.raises(SpecError, match=r"model.step must be one that .* .the point model.step=50"):
         member("fail")
     skipped, late = member("skip"), member("wait")
     assert "model.step must be one that" in skipped.problem
