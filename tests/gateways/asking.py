@@ -18,19 +18,30 @@ KEY = "sk-test-0123456789-secret"
 QUICK = ("backend.retry.backoff=0.01", "backend.retry.longest_backoff=0.05")
 
 
+GROUPS = ("task", "backend", "model", "sampling", "cue", "quantization")
+
+
 @lru_cache
-def _composed(kind: str) -> DictConfig:
-    return composed("task=math", f"backend={kind}")
+def _composed(choices: tuple[str, ...]) -> DictConfig:
+    return composed(*choices)
+
+
+def configured(*overrides: str) -> DictConfig:
+    """What a command line composes. Groups are composed once and values set: composing is slow."""
+    pairs = [override.lstrip("+").partition("=") for override in overrides]
+    choices = {key: f"{key}={value}" for key, _, value in pairs if key in GROUPS}
+    config = _composed(tuple(choices.values())).copy()
+    for key, _, value in pairs:
+        if key not in GROUPS:
+            OmegaConf.update(config, key, yaml.safe_load(value), force_add=True)
+    return config
 
 
 def backend(url: str, cache: Path, *overrides: str, kind: str = "local_server") -> OpenAiBackend:
     """The backend that a command line makes, pointed at `url`."""
-    config = _composed(kind).copy()  # composing takes long
     fixed = (f"backend.connection.url={url}", "backend.deployment=m", f"run.cache_dir={cache}")
-    for override in (*fixed, "backend.prefill=no", *QUICK, *overrides):
-        key, _, value = override.partition("=")
-        OmegaConf.update(config, key, yaml.safe_load(value))
-    made = build_backend(to_spec(config))
+    line = ("task=crossword", f"backend={kind}", *fixed, "backend.prefill=no", *QUICK, *overrides)
+    made = build_backend(to_spec(configured(*line)))
     assert isinstance(made, OpenAiBackend)
     return made
 

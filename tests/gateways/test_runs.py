@@ -17,7 +17,8 @@ from launch.run import run_points
 from pipeline.protocols import BackendLostError
 from pipeline.rows import StoreError
 from pipeline.spec import SpecError
-from tests.composing import ROOT, composed
+from tests.composing import ROOT
+from tests.gateways.asking import configured
 from tests.gateways.faulty import Faulty, write_clues
 from tests.gateways.service import Reply, Seen, Service, refusal
 
@@ -62,7 +63,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         monkeypatch.setenv("OPENAI_API_KEY", key)
         monkeypatch.setenv("OPENAI_BASE_URL", url)
         try:
-            config = composed(*BASE, *overrides)
+            config = configured(*BASE, *overrides)
             spec = to_spec(config)
             backend = build_backend(spec)
             point = build_point(spec, backend, overrides, {})

@@ -11,8 +11,8 @@ from components.backends.openai_api.backend import OpenAiBackend
 from launch.compose import build_backend, build_point, to_spec
 from launch.run import run_points
 from pipeline.spec import SpecError
-from tests.composing import ROOT, composed
-from tests.gateways.asking import ask, backend, request
+from tests.composing import ROOT
+from tests.gateways.asking import ask, backend, configured, request
 from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving
 
 VARIABLES = (
@@ -29,8 +29,8 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(tmp_path: Path, *overrides: str) -> OpenAiBackend:
-    line = ("task=math", f"run.cache_dir={tmp_path}", "backend.prefill=no", *overrides)
-    found = build_backend(to_spec(composed(*line)))
+    line = ("task=crossword", f"run.cache_dir={tmp_path}", "backend.prefill=no", *overrides)
+    found = build_backend(to_spec(configured(*line)))
     assert isinstance(found, OpenAiBackend)
     return found
 
@@ -103,26 +103,29 @@ def test_portkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults_are_those_of_the_gateway_runners(
     option: str, temperature: float, model: str, retries: int
 ) -> None:
-    config = composed("task=math", f"backend={option}")
+    config = configured("task=crossword", f"backend={option}")
     assert config.sampling.temperature == temperature and config.sampling.top_p == 0.95
     assert config.backend.deployment == config.model.name == model
     assert config.backend.retry.retries == retries and config.backend.retry.timeout == 120
-    assert composed("task=math", f"backend={option}", "sampling=greedy").sampling.temperature == 0
+    assert (
+        configured("task=crossword", f"backend={option}", "sampling=greedy").sampling.temperature
+        == 0
+    )
 
 
 def test_the_environment_beats_yaml_and_the_line_beats_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = ("task=math", "backend=azure")
-    assert composed(*line).backend.api_version == "2024-12-01-preview"
+    line = ("task=crossword", "backend=azure")
+    assert configured(*line).backend.api_version == "2024-12-01-preview"
     monkeypatch.setenv("AZURE_OPENAI_API_VERSION", "2030-01-01")
-    assert composed(*line).backend.api_version == "2030-01-01"
-    assert composed(*line, "backend.api_version=x").backend.api_version == "x"
+    assert configured(*line).backend.api_version == "2030-01-01"
+    assert configured(*line, "backend.api_version=x").backend.api_version == "x"
 
 
 def test_presets_differ_in_data_only() -> None:
     for option in ("openai", "azure", "azure_v1", "openrouter", "portkey", "local_server"):
-        backend_node = composed("task=math", f"backend={option}").backend
+        backend_node = configured("task=crossword", f"backend={option}").backend
         assert backend_node._target_ == "components.backends.openai_api.backend.OpenAiBackend"
         assert "_target_" not in (ROOT / f"conf/backend/{option}.yaml").read_text()
 
@@ -135,7 +138,7 @@ def test_keys_are_in_no_composed_config_identity_or_record(
             monkeypatch.setenv(name, "sk-secret-value")
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://resource.example")
     for option in ("openai", "azure", "openrouter", "portkey", "local_server"):
-        config = composed("task=math", f"backend={option}")
+        config = configured("task=crossword", f"backend={option}")
         found = made(tmp_path, f"backend={option}")
         shown = OmegaConf.to_yaml(config, resolve=True) + json.dumps(found.identity())
         assert "sk-secret-value" not in shown + json.dumps(found.describe()) + repr(vars(found))
@@ -192,7 +195,7 @@ def test_a_probe_finds_out_whether_a_turn_is_continued_and_rows_say_how_the_cue_
     with Service(Turns(manner)) as service:
         line = ["task=crossword", "run.limit=2", "cue=wait", f"run.root={tmp_path}"]
         line += ["backend=local_server", f"backend.endpoint={service.url}"]
-        config = composed(*line, f"run.cache_dir={tmp_path}")
+        config = configured(*line, f"run.cache_dir={tmp_path}")
         spec = to_spec(config)
         found = build_backend(spec)
         point = build_point(spec, found, line, {})
@@ -217,8 +220,8 @@ def test_a_probe_finds_out_whether_a_turn_is_continued_and_rows_say_how_the_cue_
 
 
 def test_tagged_phases_with_a_service_that_takes_no_prefill_are_refused(tmp_path: Path) -> None:
-    line = ("task=math", "backend=openai", "run.phases=tagged", f"run.root={tmp_path}")
-    spec = to_spec(composed(*line))
+    line = ("task=crossword", "backend=openai", "run.phases=tagged", f"run.root={tmp_path}")
+    spec = to_spec(configured(*line))
     with pytest.raises(SpecError, match=r"run\.phases must not be tagged with backend openai"):
         build_point(spec, build_backend(spec), line, {})
 

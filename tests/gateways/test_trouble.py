@@ -198,3 +198,22 @@ def test_a_cap_of_requests_per_minute_holds(tmp_path: Path) -> None:
         made = backend(service.url, tmp_path, "backend.pace.requests_per_minute=600")
         ask(made, *(request(f"q{i}") for i in range(20)))
         assert time.monotonic() - start >= (20 - 11) / 10
+
+
+def test_the_level_settles_near_what_the_service_bears(tmp_path: Path) -> None:
+    bears = 24
+    refused = 0
+
+    def script(seen: Seen) -> Reply:
+        nonlocal refused
+        if service.active > bears:
+            refused += 1
+            return Reply(refusal("too many at once"), 429, {"retry-after-ms": "30"})
+        return Reply(chat("fine"), delay=0.03)
+
+    with Service(script) as service:
+        made = backend(service.url, tmp_path, "backend.retry.retries=20", "backend.pace.start=4")
+        found = ask(made, *(request(f"q{i}") for i in range(800)))
+    assert not [error for error in found if isinstance(error, BaseException)]
+    assert bears / 3 < made.pace.level < 2 * bears
+    assert refused < 0.2 * 800 and made.pace.shrunk >= 1

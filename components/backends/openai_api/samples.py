@@ -50,6 +50,7 @@ class Samples:
         self._ask = ask
         self.together = together
         self._open: dict[str, _Joint] = {}
+        self._tasks: set[asyncio.Task[Answered]] = set()
 
     async def one(self, request: Request) -> Share:
         """One choice for `request`, alone or with others of its group."""
@@ -65,6 +66,8 @@ class Samples:
         if joint is None or joint.closed:
             joint = self._open[request.group.id] = _Joint()
             joint.task = asyncio.create_task(self._send(request, joint))
+            self._tasks.add(joint.task)
+            joint.task.add_done_callback(self._tasks.discard)
         number = joint.join()
         assert joint.task is not None
         answered = await asyncio.shield(joint.task)
@@ -88,7 +91,7 @@ class Samples:
 
     async def close(self) -> None:
         """Drop what is under way."""
-        tasks = [joint.task for joint in self._open.values() if joint.task is not None]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
