@@ -23,7 +23,7 @@ POINT = ["run", "task", "model", "temperature", "step"]
 
 @dataclass(slots=True)
 class Table:
-    """Current rows of all files: of several lines with one key in a folder, the last.
+    """Current rows of all files: of several lines with one key in a folder, the one that counts.
 
     `rows`: run, task, model, temperature, step, `example` and `problem` (hashes), sample (-1:
     none), and where the line lies: file (index into `files`), offset, length.
@@ -134,12 +134,11 @@ class _Gathered:
     def table(self) -> Table:
         rows = self._row_frame(_concatenate(self.rows))
         passes = self._pass_frame(_concatenate(self.passes))
-        key = rows.pop("key")
-        old = key.duplicated(keep="last") & (rows["sample"] >= 0)
-        if old.any():
-            rows = rows[~old]
-            passes = passes[passes["row"].isin(rows.index)]
-        return Table(list(self.files), rows, passes, self.broken, int(old.sum()))
+        old = _superseded(rows.pop("key"), rows, passes)
+        if len(old):
+            rows = rows.drop(index=old)
+            passes = passes[~passes["row"].isin(old)]
+        return Table(list(self.files), rows, passes, self.broken, len(old))
 
     def _row_frame(self, columns: dict[str, Array]) -> pd.DataFrame:
         owner, label = columns["file"], columns.pop("label")
@@ -174,6 +173,21 @@ class _Gathered:
             "stop_answer": _category(code, [answer for *_, answer in words]),
         }
         return pd.DataFrame(named | columns, copy=False)
+
+
+def _superseded(key: pd.Series, rows: pd.DataFrame, passes: pd.DataFrame) -> Any:
+    """Rows that another one with the same key replaces, as when parts are merged.
+
+    Within a file the later one counts; between files the one with more passes, else the first
+    file's.
+    """
+    doubled = rows[key.duplicated(keep=False) & (rows["sample"] >= 0)]
+    count = np.bincount(passes["row"], minlength=len(rows))
+    found = pd.DataFrame({"key": key, "file": doubled["file"]}, index=doubled.index)
+    found["fewer"] = -count[doubled.index]
+    found = found.drop_duplicates(["key", "file"], keep="last")
+    found = found.sort_values(["fewer", "file"], kind="stable").drop_duplicates("key")
+    return doubled.index.difference(found.index)
 
 
 def _recode(codes: Array, values: Sequence[Any], common: Codes) -> Array:

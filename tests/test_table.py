@@ -61,14 +61,23 @@ def test_files_are_found_by_their_path(tmp_path: Path) -> None:
         find([tmp_path], split="dev")
 
 
-def test_of_lines_with_one_key_the_last_counts_over_all_parts_of_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "run/step-0"
+def test_of_rows_with_one_key_in_a_folder_one_counts(tmp_path: Path) -> None:
+    folder, both = tmp_path / "run/step-0", (one(True), one(True))
+    more = [
+        row("p", 0, *both),
+        row("q", 0, one(True)),
+        row("r", 0, one(False)),
+        row("r", 0, one(True)),
+    ]
     write_rows(folder / "step0000_test.jsonl", [row("p", 0, one(False)), row("q", 0, one(False))])
-    write_rows(folder / "step0000_test.part-a.jsonl", [row("p", 0, one(True))])
+    write_rows(folder / "step0000_test.part-a.jsonl", more)
     write_rows(tmp_path / "other/step-0/step0000_test.jsonl", [row("p", 0, one(False))])
-    found = load(find([tmp_path]))
-    assert sorted(found.joined()["correct"]) == [0, 0, 1]
-    assert found.superseded == 1
+    found = load(find([tmp_path / "run"]))
+    rights = {r["problem"]: r["pass1"]["is_correct_pred"] for _, r in found.stream()}
+    # p: the part has one pass more. q: as many, so the first file's. r: the later line.
+    assert rights == {"p": True, "q": False, "r": True}
+    assert found.superseded == 3
+    assert len(load(find([tmp_path])).rows) == 4  # other folders replace nothing
 
 
 def test_a_row_keeps_its_own_step_and_falls_back_on_the_path(tmp_path: Path) -> None:
