@@ -3,6 +3,9 @@
 import fcntl
 import itertools
 import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,35 @@ def test_an_added_cue_joins_those_that_are_there(tmp_path: Path) -> None:
     assert fill(one, "cue=[wait,neutral]", "backfill.add=true") == 0
     assert [without_time(r) for r in rows_of(one)] == [without_time(r) for r in rows_of(both)]
     assert [r["pass2a"] for r in rows_of(one)] == [r["pass2"] for r in before]
+
+
+def test_a_model_continues_from_the_stored_ids(
+    tmp_path: Path, tiny_llama: Callable[..., Path]
+) -> None:
+    model = f"model.path={tiny_llama(initializer_range=0.1)}"
+    line = ["backend=hf", "backend.device=cpu", "model=local", "quantization=fp32", model]
+    line += ["sampling.think_cap=16", "sampling.answer_cap=6", "run.seed=3"]
+    plain = run(tmp_path / "plain", *line)
+    wanted = rows_of(run(tmp_path / "whole", *line, "cue=wait"))
+    assert fill(plain, *line, "cue=wait") == 0
+    for row, whole in zip(rows_of(plain), wanted, strict=True):
+        assert row["pass2"]["token_ids"] == whole["pass2"]["token_ids"]
+        assert row["pass2"]["entropy"] == pytest.approx(whole["pass2"]["entropy"], abs=1e-5)
+        assert row["pass2"]["output"] == whole["pass2"]["output"]
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "step0.jsonl", [old("q", 0)])
+    line = ["task=crossword", "backend=echo", "cue=wait", f"backfill.input={path}"]
+    command = [sys.executable, str(ROOT / "launch/backfill.py"), *line]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "error: backfill must have either output=FILE or inplace=true" in refused.stderr
+    command.append("backfill.inplace=true")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 rows get passes" in done.stdout and "1 rows with new passes" in done.stdout
+    assert rows_of(path)[0]["pass2"]["cue"] == "wait"
 
 
 def test_text_only_rows_of_the_original_get_passes_and_keep_everything_else(tmp_path: Path) -> None:

@@ -64,3 +64,10 @@ def test_a_backend_without_prefill_gets_a_single_phase_and_refuses_tagged_by_nam
 def test_single_can_be_asked_for() -> None:
     (phase,) = resolve_phases(ToyTask(), Echo(MODEL, None), spec("single", max_new_tokens=77))
     assert phase.cap == 77
+
+
+def test_a_generation_without_ids_goes_on_as_its_text() -> None:
+    think = Generation([], "so", "stop_token", tail="</think>")
+    answer = Generation([7, 8], "5", "stop_token", tail="</answer>")
+    turn = assistant_turn(TAGGED, [think, answer])
+    assert turn == ("<think>\n", "so</think>", "\n<answer>\n", answer)
