@@ -187,11 +187,11 @@ class RunSpec:
     task: dict[str, Any] = MISSING
     backend: dict[str, Any] = MISSING
     quantization: dict[str, Any] = MISSING
-    tracking: dict[str, Any] = field(default_factory=dict)  # empty: none
     model: ModelSpec = field(default_factory=ModelSpec)
     sampling: Sampling = field(default_factory=Sampling)
     cue: dict[str, CueText] = field(default_factory=dict)
     run: Run = field(default_factory=Run)
+    tracking: dict[str, Any] = field(default_factory=dict)  # empty: none
 
     def __post_init__(self) -> None:
         """Check rules that span groups."""
