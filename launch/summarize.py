@@ -14,8 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from launch.regrade import ROWS_OWN, Graders, regrade
-from pipeline import estimates, summary
-from pipeline.at_k import at_k
+from pipeline import summary
 from pipeline.columns import Judge
 from pipeline.filters import Variants, capped, write_filtered
 from pipeline.reading import find
@@ -154,16 +153,7 @@ def print_filter(table: Table, variants_kept: pd.Series, kept: pd.Series) -> Non
 def report(table: Table, given: argparse.Namespace) -> None:
     """Print every table, write those that are asked for."""
     steps = summary.steps(table)
-    tables = {
-        "passes": summary.passes(table),
-        "accuracy": estimates.accuracy(table),
-        "at_k": at_k(table, given.k),
-        "flips": estimates.flips(table),
-        "entropy_odds": estimates.entropy_odds(table),
-        "entropy_quartiles": estimates.entropy_quartiles(table),
-        "shifts": estimates.shifts(table),
-        "attempts": summary.attempts(table),
-    }
+    tables = tables_of(table, given.k)
     if given.save_csv:
         write_csv(steps, given.save_csv)
     if given.per_example_csv:
@@ -177,6 +167,28 @@ def report(table: Table, given: argparse.Namespace) -> None:
     show("Stop reasons, markers, tokens", summary.stops(table))
     for name, frame in tables.items():
         show(TITLES[name], frame)
+
+
+def tables_of(table: Table, ks: Sequence[int] | None) -> dict[str, pd.DataFrame]:
+    """Every table but S0's. SpecError without the libraries for statistics."""
+    try:
+        from pipeline import estimates
+        from pipeline.at_k import at_k
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"summaries need the package {error.name}, which is not installed: "
+            "pip install 'rethink-pipeline[stats]'"
+        ) from error
+    return {
+        "passes": summary.passes(table),
+        "accuracy": estimates.accuracy(table),
+        "at_k": at_k(table, ks),
+        "flips": estimates.flips(table),
+        "entropy_odds": estimates.entropy_odds(table),
+        "entropy_quartiles": estimates.entropy_quartiles(table),
+        "shifts": estimates.shifts(table),
+        "attempts": summary.attempts(table),
+    }
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:

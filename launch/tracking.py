@@ -23,6 +23,7 @@ from pipeline.spec import SpecError
 from pipeline.table import Table, load
 
 PATIENCE = 60.0  # seconds that the end of a run waits for its tracker
+IN_A_HURRY = 5.0  # the same for a run that a signal ends
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +43,13 @@ class Tracking:
         self._calls.put(lambda: tracker.start(name, params, tags))
 
     def end(self, session: Session) -> None:
-        """Tell of the metrics, the summary and the report; wait as long as patience lasts."""
+        """Tell of the metrics, the summary and the report; wait as long as patience lasts.
+
+        A run that was interrupted may be killed soon, and will go on: it only ends.
+        """
+        if session.status == "interrupted":
+            self.close(session.status, IN_A_HURRY)
+            return
         files = [p for p in (self.point.rows_path, *parts_of(self.point.rows_path)) if p.exists()]
         with tempfile.TemporaryDirectory() as scratch:
             if files:
@@ -51,7 +58,7 @@ class Tracking:
                 self._calls.put(lambda: self.tracker.log(metrics, self.point.step))
                 for path in self._artifacts(table, folder):
                     self._calls.put(lambda path=path: self.tracker.attach(path))  # type: ignore[misc]
-            self.close(session.status)
+            self.close(session.status, PATIENCE)
 
     def _artifacts(self, table: Table, folder: Path) -> Iterator[Path]:
         for name, frame in {"steps": summary.steps(table), "passes": summary.passes(table)}.items():
@@ -67,13 +74,13 @@ class Tracking:
             else:
                 yield folder / "report.html"
 
-    def close(self, status: str) -> None:
-        """End the tracker's run."""
+    def close(self, status: str, patience: float) -> None:
+        """End the tracker's run; wait for it as long as `patience` says."""
         self._calls.put(lambda: self.tracker.finish(status))
         self._calls.put(None)
-        self._thread.join(PATIENCE)
+        self._thread.join(patience)
         if self._thread.is_alive():
-            self._lose(f"it did not answer for {PATIENCE:g} seconds")
+            self._lose(f"it did not answer for {patience:g} seconds")
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -122,4 +129,4 @@ def tracked(points: Sequence[Point]) -> Iterator[Callable[[Sequence[Session]], N
         yield end
     finally:
         for tracking in open_.values():
-            tracking.close("failed")
+            tracking.close("failed", IN_A_HURRY)

@@ -376,7 +376,7 @@ def _answers(passes: Sequence[PassLine], code: Array, words: Sequence[Any]) -> d
     unanswered = np.array([w[2] in UNANSWERED for w in words], bool)
     silent = np.array([not (p.pred_answer or p.pred_answer_canon) for p in passes], bool)
     return {
-        "answer": _hashes([p.pred_answer_canon or "" for p in passes]),
+        "answer": _hashes([p.pred_answer_canon or p.pred_answer or "" for p in passes]),
         "no_answer": (unanswered[code] | silent).astype(np.float32),
         "truncated": truncated[code],
     }

@@ -101,3 +101,10 @@ def test_rows_without_a_verdict_give_no_estimate(tmp_path: Path) -> None:
     rows = [row("A", 0, one(None)), row("B", 0, one(None))]
     table = load(find([write_rows(tmp_path / "step0_test.jsonl", rows)]))
     assert at_k(table).empty
+
+
+def test_answers_without_a_canonical_form_do_not_vote_together(tmp_path: Path) -> None:
+    odd = [one(False) | {"pred_answer": text, "pred_answer_canon": None} for text in ("a", "b")]
+    rows = [row("A", i, fields) for i, fields in enumerate([one(True), *odd])]
+    table = load(find([write_rows(tmp_path / "step0_test.jsonl", rows)]))
+    assert at_k(table, [3])["maj_at_k"].tolist() == pytest.approx([1 / 3])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,18 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     assert main([str(tmp_path / "runs"), *line]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and sentence in said
+
+
+def test_without_the_libraries_for_statistics_their_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, [row("p", 0, one(True))])
+    monkeypatch.delitem(sys.modules, "pipeline.estimates", raising=False)
+    monkeypatch.delattr("pipeline.estimates", raising=False)
+    monkeypatch.setitem(sys.modules, "statsmodels", None)
+    monkeypatch.setitem(sys.modules, "statsmodels.api", None)
+    assert main([str(tmp_path / "runs")]) == 2
+    assert "pip install 'rethink-pipeline[stats]'" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_named(

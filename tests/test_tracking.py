@@ -13,6 +13,7 @@ import pytest
 from launch import tracking
 from launch.compose import build_backend, build_point, to_spec
 from launch.run import run_points
+from pipeline.session import Session
 from pipeline.spec import SpecError
 from tests.composing import composed
 
@@ -146,6 +147,15 @@ def test_a_tracker_that_hangs_costs_its_patience(
     status, folder = run(tmp_path, with_tracker(monkeypatch, tracker))
     assert status == 0 and time.monotonic() - begun < 4
     assert "did not answer for 0.3 seconds" in warnings_of(folder)[0]
+
+
+def test_an_interrupted_run_does_not_wait_for_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Scripted()
+    monkeypatch.setattr(Session, "status", "interrupted")
+    assert run(tmp_path, with_tracker(monkeypatch, tracker))[0] == 130
+    assert tracker.heard == ["start", "finish interrupted"]
 
 
 @needs("mlflow")
