@@ -23,8 +23,7 @@ from pipeline.table import Table, load
 
 JUDGES = {"none": None, "substring": summary.by_substring, "exact": summary.by_equality}
 TITLES = {
-    "passes": "Passes",
-    "accuracy": "Accuracy and entropy, standard errors clustered by example",
+    "passes": "Passes, standard errors clustered by example",
     "at_k": "k samples",
     "flips": "Flips from pass 1 (McNemar's exact p)",
     "entropy_odds": "Odds ratio of success per standard deviation of pass-1 entropy",
@@ -180,8 +179,7 @@ def tables_of(table: Table, ks: Sequence[int] | None) -> dict[str, pd.DataFrame]
             "pip install 'rethink-pipeline[stats]'"
         ) from error
     return {
-        "passes": summary.passes(table),
-        "accuracy": estimates.accuracy(table),
+        "passes": estimates.passes(table),
         "at_k": at_k(table, ks),
         "flips": estimates.flips(table),
         "entropy_odds": estimates.entropy_odds(table),
@@ -202,6 +200,9 @@ def show(title: str, frame: pd.DataFrame) -> None:
     useful = frame.dropna(axis=1, how="all")
     constant = [n for n in ("run", "task", "model", "temperature") if _constant(useful, n)]
     useful = useful.drop(columns=constant)
+    if "run" in useful:
+        names = useful["run"].astype(str)
+        useful["run"] = names.where(names != names.shift(), "")  # once for all its lines
     if len(useful):
         text = useful.to_string(index=False, na_rep="-", float_format=lambda value: f"{value:.4g}")
         print(f"\n{title}\n{text}")

@@ -17,6 +17,7 @@ from statsmodels.tools.sm_exceptions import (
     PerfectSeparationWarning,
 )
 
+from pipeline import summary
 from pipeline.table import POINT, Table
 
 PASS = [*POINT, "pass", "cue"]
@@ -49,6 +50,18 @@ def accuracy(table: Table) -> pd.DataFrame:
         lines.append(line)
     measured = [f"{name}{end}" for name in ("accuracy", "entropy") for end in ("", "_se", "_rows")]
     return pd.DataFrame(lines, columns=[*PASS, *measured])
+
+
+def passes(table: Table) -> pd.DataFrame:
+    """`summary.passes`, with standard errors beside accuracy and entropy."""
+    found = summary.passes(table)
+    if found.empty:
+        return found
+    errors = accuracy(table)[[*PASS, "accuracy_se", "entropy_se"]]
+    whole: pd.DataFrame = found.merge(errors, on=PASS, how="left", validate="1:1")
+    for name in ("accuracy", "entropy"):
+        whole.insert(list(whole).index(name) + 1, f"{name}_se", whole.pop(f"{name}_se"))
+    return whole
 
 
 def paired(table: Table) -> pd.DataFrame:

@@ -131,3 +131,12 @@ def test_nothing_to_estimate_gives_empty_tables(tmp_path: Path) -> None:
     for estimate in (estimates.accuracy, estimates.flips, estimates.entropy_odds):
         assert estimate(table).empty
     assert estimates.entropy_quartiles(table).empty and estimates.shifts(table).empty
+
+
+def test_means_of_passes_have_their_errors_beside_them(tmp_path: Path) -> None:
+    rows = [row(f"p{i}", 0, one(i < 1, float(i)), one(True, 1.0)) for i in range(2)]
+    found = estimates.passes(table_of(tmp_path, rows)).set_index("pass")
+    assert found.loc["pass1", "accuracy"] == 0.5
+    assert found.loc["pass1", "accuracy_se"] == pytest.approx(0.5)  # sqrt(2 x (0.25 + 0.25)) / 2
+    assert found.loc["pass2", ["accuracy_se", "entropy_se"]].tolist() == pytest.approx([0, 0])
+    assert list(found)[list(found).index("entropy") + 1] == "entropy_se"

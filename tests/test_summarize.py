@@ -78,7 +78,7 @@ def test_every_table_is_printed_and_written(
     (path.parent / "run.json").write_text(json.dumps(record))
     assert main([str(tmp_path / "runs"), "--csv_dir", str(tmp_path / "csv")]) == 0
     names = {file.stem for file in (tmp_path / "csv").iterdir()}
-    tables = {"steps", "passes", "accuracy", "at_k", "flips", "entropy_odds", "entropy_quartiles"}
+    tables = {"steps", "passes", "at_k", "flips", "entropy_odds", "entropy_quartiles"}
     assert names == tables | {"shifts", "attempts"}
     attempts = (tmp_path / "csv/attempts.csv").read_text().splitlines()[1]
     assert attempts == "runs,0,2,24,360,12,30.0,0"
