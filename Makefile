@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser test-slurm test-gateways check golden
+.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways check golden
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ test-slurm: $(STAMP)  ## minutes, as root: sweeps on a real Slurm that Debian's 
 
 test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills; transformers serve against hf
 	$(BIN)/python -m pytest tests/servers
+
+test-tracking: $(STAMP)  ## the trackers with their libraries, which it installs
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tracking]'
+	$(BIN)/python -m pytest tests/test_tracking.py
 
 check: $(STAMP)  ## formatting, lints and types
 	$(BIN)/ruff format --check .

@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from launch.compose import build, check_component, register_schema
+from pipeline.columns import Array
 from pipeline.protocols import Task
 from pipeline.rows import Row
 from pipeline.spec import SpecError
@@ -60,14 +61,17 @@ def compose_task(name: str) -> Task:
 
 def regrade(table: Table, graders: Graders) -> Table:
     """The table with new verdicts: `correct`, and `improved` by them. Nothing is generated."""
-    verdicts: dict[tuple[Any, str], float] = {}
+    owners = table.passes["row"].to_numpy()  # ascending
+    names = table.passes["pass"].astype(str).to_numpy()
+    verdicts = np.full(len(names), np.nan, np.float32)
     rows = table.stream()
     with ThreadPoolExecutor(THREADS) as pool:
         while batch := list(islice(rows, AT_ONCE)):
             tasks = [graders.of(row) for _, row in batch]  # Hydra composes one at a time
             judged = pool.map(judge, [row for _, row in batch], tasks)
             for (index, _), found in zip(batch, judged, strict=True):
-                verdicts |= {(index, name): _number(right) for name, right in found.items()}
+                start, end = np.searchsorted(owners, [index, index + 1])
+                verdicts[start:end] = [_number(found.get(name)) for name in names[start:end]]
     return _with_verdicts(table, verdicts)
 
 
@@ -92,14 +96,12 @@ def _number(right: bool | None) -> float:
     return float("nan") if right is None else float(right)
 
 
-def _with_verdicts(table: Table, verdicts: dict[tuple[Any, str], float]) -> Table:
-    passes = table.passes.copy()
-    names = passes["pass"].astype(str)
-    owners = list(zip(passes["row"], names, strict=True))
-    passes["correct"] = np.array([verdicts.get(key, np.nan) for key in owners], np.float32)
-    first = passes[names == "pass1"].set_index("row")["correct"]
+def _with_verdicts(table: Table, verdicts: Array) -> Table:
+    passes = table.passes.assign(correct=verdicts)
+    is_first = passes["pass"] == "pass1"
+    first = passes[is_first].set_index("row")["correct"]
     before = first.reindex(passes["row"]).to_numpy()
     gained = (passes["correct"] > 0) & (before == 0)
-    known = passes["correct"].notna() & ~np.isnan(before) & (names != "pass1")
+    known = passes["correct"].notna() & ~np.isnan(before) & ~is_first
     passes["improved"] = gained.astype(np.float32).where(known)
     return Table(table.files, table.rows, passes, table.broken, table.superseded)

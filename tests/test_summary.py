@@ -1,6 +1,7 @@
 """Seed S0's tables on rows small enough to work every number out by hand."""
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,70 @@ def test_means_of_passes_leave_out_what_is_missing(tmp_path: Path) -> None:
         "tag_violations": 1.0,
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def drawn(rng: random.Random) -> dict[str, Any]:
+    """A pass object, or none, with whatever old files have in it."""
+    kinds: list[Any] = [None, {}, *["pass"] * 6]
+    if rng.choice(kinds) != "pass":
+        return {}
+    fields: dict[str, Any] = one(rng.choice([True, False, None]))
+    for name in ("entropy", "entropy_think", "entropy_answer"):
+        fields[name] = rng.choice([None, rng.random() * 3, math.nan])
+    fields[rng.choice(["soft_reward", "soft reward"])] = rng.choice([None, rng.random()])
+    fields["valid_tag_structure"] = rng.choice([True, False, None])
+    fields["improved_over_pass1"] = rng.choice([True, False, None])
+    for name in rng.sample(sorted(fields), rng.randint(0, 2)):
+        del fields[name]
+    return fields
+
+
+def by_loops(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The table's numbers with loops over rows, straight from their definitions."""
+
+    def mean(values: list[Any]) -> float:
+        kept = [v for v in values if v is not None and not math.isnan(v)]
+        return sum(kept) / len(kept) if kept else math.nan
+
+    found: dict[str, Any] = {}
+    problems = {row["problem"] for row in rows}
+    right: dict[str, set[str]] = {}
+    for number in ("1", "2"):
+        order = ("pass1",) if number == "1" else ("pass2", "pass2c", "pass2b", "pass2a")
+        chosen = [(r["problem"], next((r[n] for n in order if r.get(n)), None)) for r in rows]
+        there = [(problem, fields) for problem, fields in chosen if fields]
+        fields = [f for _, f in there]
+        soft = [(p, f.get("soft_reward", f.get("soft reward"))) for p, f in there]
+        best = [[s for q, s in soft if q == p and s is not None] for p in problems]
+        right[number] = {p for p, f in there if f.get("is_correct_pred")}
+        count = len(fields) or math.nan
+        found |= {
+            f"n{number}S": len(fields),
+            f"acc{number}S_pct": 100 * sum(bool(f.get("is_correct_pred")) for f in fields) / count,
+            f"acc{number}E_pct": 100 * len(right[number]) / len(problems),
+            f"ent{number}": mean([f.get("entropy") for f in fields]),
+            f"t{number}": mean([f.get("entropy_think") for f in fields]),
+            f"a{number}": mean([f.get("entropy_answer") for f in fields]),
+            f"soft{number}S": mean([s for _, s in soft]),
+            f"soft{number}E": mean([max(values) for values in best if values]),
+            f"tag{number}_pct": 100
+            * sum(bool(f.get("valid_tag_structure")) for f in fields)
+            / count,
+        }
+        found["impS_pct"] = 100 * sum(bool(f.get("improved_over_pass1")) for f in fields) / count
+    return found | {"impE_pct": 100 * len(right["2"] - right["1"]) / len(problems)}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_table_is_what_loops_over_the_rows_give(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [
+        row(
+            f"p{rng.randint(0, 9)}", i, drawn(rng), drawn(rng), pass2a=drawn(rng), pass2c=drawn(rng)
+        )
+        for i in range(60)
+    ]
+    [found] = summary.steps(load(find([write_rows(tmp_path / "step7.jsonl", rows)]))).to_dict(
+        "records"
+    )
+    assert found == pytest.approx({"step": 7} | by_loops(rows), nan_ok=True)
