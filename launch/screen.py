@@ -100,7 +100,7 @@ def _table(point: Point) -> Table:
     for name in ("pass", "cue", "rows", "correct", "improved", "entropy", "tokens", "truncated"):
         table.add_column(name, justify="left" if name in ("pass", "cue") else "right")
     files = [path for path in (point.rows_path, *parts_of(point.rows_path)) if path.exists()]
-    found = passes(load(find(files)), by=("pass", "cue"))
+    found = passes(load(find(files), workers=1), by=("pass", "cue"))
     for line in found.to_dict("records"):
         table.add_row(
             line["pass"],

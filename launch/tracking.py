@@ -53,7 +53,7 @@ class Tracking:
         files = [p for p in (self.point.rows_path, *parts_of(self.point.rows_path)) if p.exists()]
         with tempfile.TemporaryDirectory() as scratch:
             if files:
-                table, folder = load(find(files)), Path(scratch)
+                table, folder = load(find(files), workers=1), Path(scratch)
                 metrics = metrics_of(table)
                 self._calls.put(lambda: self.tracker.log(metrics, self.point.step))
                 for path in self._artifacts(table, folder):

@@ -13,7 +13,7 @@ from pipeline.spec import SpecError
 
 STEP = re.compile(r"step(\d+)")  # as the original looks for it, anywhere in the path
 STEP_FOLDER = re.compile(r"(?:[a-z]+-)?(?:step|checkpoint)-?\d+", re.IGNORECASE)
-TEMPERATURE = re.compile(r"temp-?(\d+(?:\.\d+)?)", re.IGNORECASE)
+TEMPERATURE = re.compile(r"(?:^|[-_/])temp-?(\d+(?:\.\d+)?)", re.IGNORECASE)
 NO_ROWS = ("journal-", "failures")
 WORKING = ".backfill"  # ends the name of a folder with rows that are not finished
 

@@ -86,7 +86,8 @@ class Table:
 def load(files: Sequence[RowFile], judge: Judge | None = None, workers: int | None = None) -> Table:
     """Read files into a table, in several processes where there is much to read.
 
-    `judge` replaces the verdict of every pass, given the pass and the canonical gold answer.
+    `judge` replaces the verdict of every pass, given the pass and the canonical gold answer. A
+    process with threads or a device asks for one worker: others are forked from it.
     """
     spans = list(_spans(files))
     size = sum(span.end - span.start for span in spans)
