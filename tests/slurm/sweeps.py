@@ -17,7 +17,7 @@ from tests.test_run_hf import same
 
 Lines = list[str]
 ECHO = ("task=crossword", "backend=echo", "cue=wait", "sampling.num_samples=2", "run.limit=12")
-SLOW = ("backend.capacity=2", "backend.seconds_per_token=0.004")  # some 15 s of 48 passes
+SLOW = ("backend.capacity=2", "backend.seconds_per_token=0.002")  # some 10 s
 
 
 class Sweep:

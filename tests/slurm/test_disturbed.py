@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -82,26 +82,55 @@ def preempt(job: str) -> int:
     return 0
 
 
+def happen(
+    root: Path, backend: str, events: Sequence[Callable[[str], int]], *options: str
+) -> dict[str, tuple[str, str, str]]:
+    """Launch a sweep per event at once, disturb each, launch all again.
+
+    What was printed both times, and the job, by event.
+    """
+    line = [*LINES[backend], *options, "hydra.launcher.timeout_min=60"]
+    sweeps = {e: Sweep(f"{NAMES[backend]}-{e.__name__}", root / e.__name__, *line) for e in events}
+    jobs, expected = {}, {}
+    for event, sweep in sweeps.items():
+        wait_for_rows(sweep.root, 1)
+        jobs[event] = sweep.job()
+        expected[event] = event(jobs[event])
+    first = {event: sweep.end(expected[event]) for event, sweep in sweeps.items()}
+    again = {event: Sweep(sweep.name, sweep.root, *line) for event, sweep in sweeps.items()}
+    return {e.__name__: (first[e], again[e].end(), jobs[e]) for e in events}
+
+
+def was_requeued(job: str) -> bool:
+    """Whether a job ran more than once and ended well, under one id."""
+    record = ask("sacct", "-D", "-X", "-n", "-P", "-j", job, "-o", "State").splitlines()
+    return len(record) > 1 and record[-1] == "COMPLETED"
+
+
 @pytest.mark.parametrize("backend", ["echo", "smollm2"])
-@pytest.mark.parametrize("event", [usr2, cancel, requeue, kill, preempt])
 def test_the_same_command_again_ends_with_the_rows_of_an_undisturbed_run(
-    tmp_path: Path,
-    undisturbed: Callable[[str], dict[str, list[str]]],
-    event: Callable[[str], int],
-    backend: str,
+    tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]], backend: str
 ) -> None:
-    line = [*LINES[backend], "hydra.launcher.timeout_min=60"]
-    line += ["hydra.launcher.partition=low", "hydra.launcher.cpus_per_task=8"]
-    sweep = Sweep(f"{NAMES[backend]}-{event.__name__}", tmp_path, *line)
-    wait_for_rows(tmp_path, 1)
-    job = sweep.job()
-    text = sweep.end(event(job))
-    again = Sweep(sweep.name, tmp_path, *line).end()
-    assert agree(lines_in(tmp_path), undisturbed(backend), backend == "echo")
-    if "1 points" in text and "incomplete" not in text and "failed" not in text:
+    told = happen(tmp_path, backend, (usr2, cancel, requeue, kill))
+    for name in told:
+        rows = lines_in(tmp_path / name)
+        assert agree(rows, undisturbed(backend), backend == "echo"), name
+    for name in ("usr2", "requeue"):
+        first, again, job = told[name]
+        assert "done" in first and was_requeued(job)
         assert "submitted" not in again, "a complete point is not submitted again"
-        record = ask("sacct", "-D", "-X", "-n", "-P", "-j", job, "-o", "State").splitlines()
-        assert len(record) > 1 and record[-1] == "COMPLETED", record
+    for name, state in (("cancel", "CANCELLED"), ("kill", "FAILED")):
+        assert f"ended {state}" in told[name][0] and "submitted 1 jobs" in told[name][1]
+
+
+@pytest.mark.parametrize("backend", ["echo", "smollm2"])
+def test_preemption_by_a_higher_partition_requeues_and_goes_on(
+    tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]], backend: str
+) -> None:
+    options = ("hydra.launcher.partition=low", "hydra.launcher.cpus_per_task=8")
+    first, again, job = happen(tmp_path, backend, (preempt,), *options)["preempt"]
+    assert was_requeued(job) and "done" in first and "submitted" not in again
+    assert agree(lines_in(tmp_path / "preempt"), undisturbed(backend), backend == "echo")
 
 
 @pytest.mark.parametrize("backend", ["echo", "smollm2"])

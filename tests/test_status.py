@@ -1,0 +1,56 @@
+"""The live view reads run folders alone: what is done, who works, what failed, what is left."""
+
+import asyncio
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.status import Reader, main, table
+from pipeline.session import Session
+from tests.test_executor import Counting, go, point, rows_of, spec
+from tests.test_shards import CUES, shard
+
+
+def shown(root: Path) -> str:
+    text = io.StringIO()
+    Console(width=200, file=text).print(table(Reader([root]).points()))
+    return text.getvalue()
+
+
+def test_a_whole_point_one_under_way_and_one_that_stopped_are_told_apart(tmp_path: Path) -> None:
+    go(point(spec(tmp_path / "whole/step-0", CUES)))
+    session = Session(shard(tmp_path / "shared/step-0"))
+    example, sample = next(session.work())
+    asyncio.run(session.run_trace(example, sample, 0, Counting()))
+    session.record.save()
+    whole, shared = sorted(Reader([tmp_path]).points(), key=lambda p: p.state)
+    assert (whole.state, whole.rows, whole.wanted) == ("complete", 12, 12)
+    assert (shared.state, shared.rows, shared.wanted) == ("running", 1, 48)
+    assert len(shared.writers) == 1 and shared.tokens_per_second > 0 and shared.seconds_left
+    session.fail(example, 1, ValueError("no such thing"))
+    session.close({})
+    left = next(p for p in Reader([tmp_path]).points() if p.folder.parent.name == "shared")
+    assert left.state == "failed" and left.error == "ValueError: no such thing"
+    assert "1 of 2 points, 13 of 60 rows" in shown(tmp_path)
+    assert "ValueError: no such thing" in shown(tmp_path)
+
+
+def test_rows_that_were_lost_after_the_end_are_noticed_and_make_a_manifest(tmp_path: Path) -> None:
+    made = point(spec(tmp_path / "a/step-0", CUES))
+    go(made)
+    (made.folder / "overrides.yaml").write_text(
+        "- task=math\n- run.manifest=old.tsv\n- run.seed=3\n"
+    )
+    manifest = tmp_path / "gaps.tsv"
+    assert main([str(tmp_path), "--once", "--manifest", str(manifest)]) == 0
+    assert manifest.read_text() == ""
+    made.rows_path.write_bytes(b"".join(made.rows_path.read_bytes().splitlines(True)[:5]))
+    assert main([str(tmp_path), "--once", "--manifest", str(manifest)]) == 0
+    assert manifest.read_text() == "task=math\trun.seed=3\n"
+    go(made)
+    assert len(rows_of(made)) == 12 and Reader([tmp_path]).points()[0].state == "complete"
+
+
+def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
+    assert main([str(tmp_path), "--once"]) == 2
