@@ -83,6 +83,21 @@ class Watch:
         for flight in self.flights:
             flight.state = states.get(flight.id, flight.state)
 
+    def settle(self, seconds: float = 10.0) -> None:
+        """Give accounting, which lags, some time to say how jobs ended."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            gone = [flight for flight in self.flights if flight.state == "GONE"]
+            if not gone:
+                return
+            time.sleep(1.0)
+            try:
+                states = slurm_states([flight.id for flight in gone])
+            except QueueError:
+                return
+            for flight in gone:
+                flight.state = states[flight.id]
+
     def wait(self) -> None:
         """Pause until the next look."""
         time.sleep(self._pause)

@@ -54,8 +54,12 @@ class Job:
             stopped(ran, rank, requeue)
         failed = [(s, error) for s in ran.sessions for error in s.failures]
         if failed:
-            folders = ", ".join(sorted({str(s.point.folder) for s, _ in failed}))
-            raise PointsFailed(f"{len(failed)} traces failed in {folders}") from failed[0][1]
+            folders, first = (
+                ", ".join(sorted({str(s.point.folder) for s, _ in failed})),
+                failed[0][1],
+            )
+            said = f"{type(first).__name__}: {first}"
+            raise PointsFailed(f"{len(failed)} traces failed in {folders}: {said}") from first
         return f"exit status {ran.status}"
 
     def _run(self, shard: int) -> Ran:

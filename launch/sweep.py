@@ -166,6 +166,7 @@ def _follow(sweep: Sweep, watch: Watch, waiting: Waiting, awaited: list[Member])
             break
         watch.wait()
         _await(sweep, waiting, awaited, time.monotonic() - begun)
+    watch.settle()
     for flight in watch.flights:
         why = flight.failure()
         for member in flight.members:

@@ -9,7 +9,10 @@ from launch.points import Member
 
 
 def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:
-    """Print every point: done, failed and why, or missing. Returns 0 if all are done, else 1."""
+    """Print every point: done, failed and why, or missing.
+
+    Returns 0 if all are done and no job failed on the way, else 1.
+    """
     table = Table(title=f"{len(members)} points")
     for name in ("point", "rows", "state", "job"):
         table.add_column(name, overflow="fold")
@@ -18,14 +21,14 @@ def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:
         state = state_of(member, failures)
         table.add_row(member.name, rows_of(member), state, member.job)
         why = member.problem or failures.get(member.name, "")
-        if why and state != "done":
-            reasons.append(f"{state}: {member.name}: {why}")
+        if why:
+            reasons.append(f"{state}{', but' if state == 'done' else ''}: {member.name}: {why}")
     console = Console()
     console.print(table)
     for line in reasons:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     states = {state_of(member, failures) for member in members}
-    return 0 if states <= {"done", "skipped"} else 1
+    return 0 if states <= {"done", "skipped"} and not failures else 1
 
 
 def state_of(member: Member, failures: Mapping[str, str]) -> str:

@@ -79,7 +79,7 @@ def test_one_failing_rank_fails_the_job_and_is_named(tmp_path: Path) -> None:
     line = [*ECHO, "backend._target_=tests.slurm.failing.FailsInRank", "+backend.rank=1"]
     line += ["run.shards=2", "hydra.launcher.tasks_per_node=2", "run.max_failed=0", *SLOW]
     text = Sweep("rank", tmp_path, *line).end(status=1)
-    assert "rank 1 is broken on purpose" in text and "_1_log.err" in text
+    assert "rank 1 is broken on purpose" in text and "_1_log.err" in text, text
 
 
 def test_a_killed_rank_fails_the_job_and_the_rest_is_not_lost(
