@@ -57,6 +57,7 @@ class _Loop:
         self.sessions = sessions
         self.work = self._work()
         self.open: dict[asyncio.Task[Row | None], Work] = {}
+        self.ended: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
         self.number = 0
 
     def _work(self) -> Iterator[Work]:
@@ -64,12 +65,12 @@ class _Loop:
 
     async def run(self) -> None:
         stopped = asyncio.create_task(self.stop.wait())
+        stopped.add_done_callback(self.ended.put_nowait)
         try:
             while self._fill() or await self._more(stopped):
-                first = asyncio.FIRST_COMPLETED
-                done, _ = await asyncio.wait({*self.open, stopped}, return_when=first)
-                for task in done - {stopped}:
-                    self._settle(task)  # type: ignore[arg-type]
+                task = await self.ended.get()  # asyncio.wait would look at every open trace
+                if task is not stopped:
+                    self._settle(task)
                 if self.stop.is_set():
                     break
         finally:
@@ -84,7 +85,8 @@ class _Loop:
                 break
             session, example, sample = item
             run = session.run_trace(example, sample, self.number, self.backend)
-            self.open[asyncio.create_task(run)] = item
+            self.open[task := asyncio.create_task(run)] = item
+            task.add_done_callback(self.ended.put_nowait)
             self.number += 1
         return bool(self.open)
 

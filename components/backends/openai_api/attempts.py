@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from tenacity import (
     RetryCallState,
     retry_if_exception,
     stop_after_attempt,
-    wait_exponential_jitter,
 )
 
 from components.backends.openai_api.answers import BadAnswerError
@@ -124,9 +124,6 @@ class Attempts:
         """`hide` takes keys out of a text."""
         self.retry, self.pace, self._hide = retry, pace, hide
         self.repeated = 0
-        self._backoff = wait_exponential_jitter(
-            multiplier=retry.backoff, max=retry.longest_backoff, jitter=retry.backoff / 2
-        )
 
     async def run(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
         """The result of `send`, attempted as often as the settings allow.
@@ -136,20 +133,30 @@ class Attempts:
         Raises:
             GatewayError: it failed for good.
         """
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self.retry.retries + 1),
-            wait=self._wait,
-            retry=retry_if_exception(_worth_repeating),
-            sleep=self._sleep,
-            reraise=True,
-        )
         try:
             async with asyncio.timeout(self.retry.overall_timeout):
-                return await retrying(self._attempt, tokens, send)
+                return await self._until_answered(tokens, send)
         except ATTEMPTED as error:
             failure = failure_of(error)
             text = self._hide(failure.text)
             raise GatewayError(text, failure.status, failure.parameter, failure.code) from None
+
+    async def _until_answered(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
+        """The first attempt is made plainly: most need no other, and tenacity takes its time."""
+        try:
+            return await self._attempt(tokens, send)
+        except ATTEMPTED as error:
+            if not self.retry.retries or not _worth_repeating(error):
+                raise
+            await self._sleep(self._pause(error, 1))
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self.retry.retries),
+            wait=lambda state: self._pause(_error_of(state), state.attempt_number + 1),
+            retry=retry_if_exception(_worth_repeating),
+            sleep=self._sleep,
+            reraise=True,
+        )
+        return await retrying(self._attempt, tokens, send)
 
     async def _attempt(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
         async with self.pace.admitted(tokens):
@@ -162,11 +169,13 @@ class Attempts:
                     self.pace.throttled(failure.retry_after, failure.headers)
                 raise
 
-    def _wait(self, state: RetryCallState) -> float:
-        """At least as long as the service asks, else longer every time."""
-        error = state.outcome.exception() if state.outcome else None
+    def _pause(self, error: BaseException | None, number: int) -> float:
+        """Seconds after attempt `number`: what the service asks, else longer every time."""
         told = failure_of(error).retry_after if error else None
-        return told if told is not None else float(self._backoff(state))
+        if told is not None:
+            return told
+        longer = self.retry.backoff * 2.0 ** min(number - 1, 30)
+        return min(self.retry.longest_backoff, longer) * random.uniform(1.0, 1.5)
 
     async def _sleep(self, seconds: float) -> None:
         self.repeated += 1
@@ -180,3 +189,7 @@ class Attempts:
 def _worth_repeating(error: BaseException) -> bool:
     known = isinstance(error, ATTEMPTED)
     return known and (isinstance(error, APIConnectionError) or failure_of(error).transient)
+
+
+def _error_of(state: RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None
