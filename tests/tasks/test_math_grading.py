@@ -4,6 +4,8 @@ A table of pairs, MATH-500 and its near misses, hostile input, threads.
 """
 
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -205,3 +207,15 @@ def test_the_published_substring_rule_is_kept_with_its_faults(
 )
 def test_the_published_canonical_form(text: str, form: str) -> None:
     assert canonical(text) == form
+
+
+def test_a_grader_whose_asker_was_killed_ends_without_a_traceback() -> None:
+    line = [sys.executable, "-m", "components.tasks.math_grading.worker", "5", "2000"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, cwd=HERE.parents[1], stdin=pipe, stdout=pipe, stderr=pipe) as asked:
+        assert asked.stdin and asked.stdout and asked.stderr
+        asked.stdout.readline()  # ready
+        asked.stdout.close()
+        asked.stdin.write(b'{"gold": "1", "pred": "1"}\n')
+        asked.stdin.close()
+        assert b"Traceback" not in asked.stderr.read()

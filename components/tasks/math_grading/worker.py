@@ -130,7 +130,10 @@ def main() -> None:
     """Take over the standard streams: what libraries print goes to the error stream."""
     verdicts = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    supervise(sys.stdin.buffer, verdicts, float(sys.argv[1]), int(sys.argv[2]))
+    try:
+        supervise(sys.stdin.buffer, verdicts, float(sys.argv[1]), int(sys.argv[2]))
+    except BrokenPipeError:  # who asked is gone, killed perhaps: nobody wants the verdict
+        os._exit(1)
 
 
 if __name__ == "__main__":
