@@ -36,10 +36,18 @@ def key_of(row: Row) -> Key:
     return Key(row["example_id"], row["sample_idx"])
 
 
+def is_keyed(row: Row) -> bool:
+    """Whether a JSON object names a row."""
+    return isinstance(row.get("example_id"), str) and isinstance(row.get("sample_idx"), int)
+
+
 def encode(value: object) -> bytes:
-    """One JSON line, non-ASCII kept. NaN and infinity are refused: no reader takes them."""
+    """One JSON line, non-ASCII kept, half a surrogate pair as its escape: no UTF-8 has it.
+
+    NaN and infinity are refused: no reader takes them.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass") + b"\n"
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def read_lines(path: Path) -> Iterator[tuple[Line, Row | None]]:
@@ -239,7 +247,7 @@ def index_rows(paths: Iterable[Path], seen: Callable[[Row], object] = lambda row
     index = Index()
     for path in paths:
         for line, row in read_lines(path):
-            if row is None or "example_id" not in row or "sample_idx" not in row:
+            if row is None or not is_keyed(row):
                 index.broken += 1
             elif index.add(row, Place(path, line)):
                 seen(row)
@@ -338,7 +346,8 @@ class Rows:
     def _bad_lines(self) -> Iterator[Place]:
         """Whole lines that are no rows; a torn end of a dead writer's part is none."""
         for path in (self.path, *parts_of(self.path)):
-            places = [Place(path, line) for line, row in read_lines(path) if row is None]
+            lines = read_lines(path)
+            places = [Place(path, line) for line, row in lines if row is None or not is_keyed(row)]
             yield from (place for place in places if read_bytes(place).endswith(b"\n"))
 
     def close(self) -> None:

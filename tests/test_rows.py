@@ -105,3 +105,26 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_atomically(path, broken())  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
+
+
+def test_half_a_surrogate_pair_leaves_a_file_that_is_utf_8_and_reads_back(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "r.jsonl")
+    rows.append(row("a", text="half \ud83d, é"))
+    assert rows.read(Key("a", 0))["text"] == "half \ud83d, é"
+    rows.close()
+    assert "é" in (tmp_path / "r.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [{"example_id": ["a"]}, {"example_id": None}, {"sample_idx": "0"}])
+def test_an_object_without_a_key_is_set_aside_like_a_broken_line(
+    tmp_path: Path, name: dict[str, object]
+) -> None:
+    path = tmp_path / "r.jsonl"
+    odd = encode(row("a") | name)
+    path.write_bytes(odd + encode(row("b")))
+    rows = Rows(path)
+    assert rows.broken == 1 and set(rows.lines) == {Key("b", 0)}
+    rows.settle([Key("b", 0)])
+    rows.close()
+    assert path.read_bytes() == encode(row("b"))
+    assert path.with_name("r.jsonl.broken").read_bytes() == odd

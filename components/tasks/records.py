@@ -5,6 +5,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.protocols import Example
-from pipeline.spec import SpecError, digest
+from pipeline.spec import SpecError, digest, require
 
 
 class DataError(SpecError):
@@ -47,6 +48,7 @@ def source(data: Mapping[str, Any], mirrors: Mapping[str, Sequence[str]] | None 
     Raises:
         SpecError: an unknown key, or both `path` and `hub`.
     """
+    require(isinstance(data, Mapping), "task.data", "be a mapping with path or hub", data)
     known = [f.name for f in fields(Source)]
     for key in data:
         if key not in known:
@@ -139,6 +141,8 @@ def need_text(record: Record, columns: Mapping[str, Any], field: str, numbers: b
     key = f"task.columns.{field}"
     value = need(record, columns, field)
     if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise DataError(f"{record.where}: the column of {key} must be finite, got {value!r}")
         return str(value)
     if not isinstance(value, str):
         kind = "text or a number" if numbers else "text"
@@ -148,7 +152,7 @@ def need_text(record: Record, columns: Mapping[str, Any], field: str, numbers: b
         )
     if not value.strip():
         raise DataError(f"{record.where}: the column of {key} must not be blank, got {value!r}")
-    return value
+    return _encodable(record, key, value)
 
 
 def need(record: Record, columns: Mapping[str, Any], field: str) -> Any:
@@ -179,13 +183,15 @@ def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
     A name, a list of names, or null.
     """
     value = columns.get(field)
-    if value is None:
-        return []
-    return [value] if isinstance(value, str) else list(value)
+    names = [] if value is None else [value] if isinstance(value, str) else value
+    named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    require(named, f"task.columns.{field}", "be a column's name or a list of names", value)
+    return list(names)
 
 
 def check_columns(columns: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """Refuse a key of `task.columns` that the task does not know."""
+    require(isinstance(columns, Mapping), "task.columns", "be a mapping to columns", columns)
     for key in columns:
         if key not in allowed:
             raise SpecError(f"task.columns has no key {key!r}; it takes {', '.join(allowed)}")
@@ -195,12 +201,25 @@ def own_id(record: Record, columns: Mapping[str, Any]) -> str:
     """The data set's own id as text, or the empty string."""
     value = optional(record, columns, "id")
     if isinstance(value, str | int):
-        return str(value)
+        return _encodable(record, "task.columns.id", str(value))
     if value is None:
         return ""
     raise DataError(
         f"{record.where}: the column of task.columns.id must hold text or int, got {value!r}"
     )
+
+
+def _encodable(record: Record, key: str, text: str) -> str:
+    """Text as it is. DataError for half a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise DataError(
+            f"{record.where}: the column of {key} holds half a surrogate pair, {half!r}, "
+            "which is no text; mend or remove the line"
+        ) from error
+    return text
 
 
 def _mirrors_of(hub: str, mirrors: Mapping[str, Sequence[str]]) -> str | tuple[str, ...]:
@@ -223,12 +242,12 @@ def _from_file(path: Path) -> Iterator[Record]:
 
 
 def _jsonl(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         yield from _json_lines(lines, str(path))
 
 
 def _text(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield Record({"text": line.rstrip("\r\n")}, f"{path}:{number}")
@@ -241,12 +260,13 @@ def _json_lines(lines: Iterable[str], name: str) -> Iterator[Record]:
         where = f"{name}:{number}"
         try:
             values = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also a number or a nesting without end
             raise DataError(
-                f"{where}: not a JSON object ({error}); mend or remove the line"
+                f"{where}: not a JSON object on one line ({error}); mend or remove it"
             ) from error
         if not isinstance(values, dict):
-            raise DataError(f"{where}: must be a JSON object, got {type(values).__name__}")
+            kind = type(values).__name__
+            raise DataError(f"{where}: must be a JSON object, one on each line, got {kind}")
         yield Record(values, where)
 
 

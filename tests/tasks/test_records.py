@@ -221,3 +221,36 @@ def test_ids_without_own_come_from_content_and_not_from_place() -> None:
 def test_dotted_names_go_into_nested_columns(names: list[str], value: object) -> None:
     record = Record({"a": {"b": {"c": 1}}, "x.y": 2, "zero": 0, "nothing": None}, "here:1")
     assert pick(record, names) == value
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '{"problem": "q", "answer": ' + "9" * 5000 + "}",
+        "[" * 100_000,
+        '{"problem": "half \\ud800", "answer": "1"}',
+        '{"id": "\\udfff", "problem": "q", "answer": "1"}',
+        '{"problem": "q", "answer": NaN}',
+        '{"problem": "q", "answer": 1e999}',
+    ],
+    ids=["long number", "deep", "half a pair", "half a pair as id", "NaN", "infinity"],
+)
+def test_json_that_no_run_can_take_is_named_with_its_line(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "data.jsonl"
+    jsonl(path, [GOOD, bad])
+    assert f"{path}:2" in refusal(path)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + (json.dumps(GOOD) + "\r\n").encode() * 2)
+    made = task("math", data={"path": str(path)}).examples()
+    assert [example.question for example in made] == ["1+1?", "1+1?"]
+
+
+@pytest.mark.parametrize("column", [5, {"a": 1}, [5]])
+def test_a_column_that_is_no_name_is_refused(tmp_path: Path, column: Any) -> None:
+    path = tmp_path / "data.jsonl"
+    jsonl(path, [GOOD])
+    with pytest.raises(SpecError, match="task.columns.question"):
+        task("math", data={"path": str(path)}, columns={"question": column}).examples()
