@@ -22,6 +22,7 @@ from pipeline.flat import Kind, batches, column_kinds, fitted, flat
 from pipeline.protocols import Message, Task
 from pipeline.reading import RowFile, find
 from pipeline.rows import Row, StoreError, encode, write_atomically
+from pipeline.run_record import read_record
 from pipeline.session import SAMPLING_COLUMNS
 from pipeline.spec import SpecError
 from pipeline.stored import example_of
@@ -182,7 +183,7 @@ def recorded_task(file: RowFile) -> Task | None:
     record = file.path.parent / "run.json"
     if not record.exists():
         return None
-    settings = json.loads(record.read_text(encoding="utf-8"))["spec"]["task"]
+    settings = read_record(record)["spec"]["task"]
     check_component("task", settings)
     task: Task = build("task", settings)
     return task

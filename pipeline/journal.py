@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.protocols import Generation
-from pipeline.rows import Flush, Key, append, encode, read_lines, repair, write_atomically
+from pipeline.rows import (
+    Flush,
+    Key,
+    StoreError,
+    append,
+    encode,
+    read_lines,
+    repair,
+    write_atomically,
+)
 
 PASS1 = "pass1"
 FIELDS = tuple(field.name for field in fields(Generation))
@@ -54,13 +63,21 @@ class Journal:
                 self._read(path, finished)
 
     def _read(self, path: Path, finished: set[Key]) -> None:
-        for _, item in read_lines(path):
+        for line, item in read_lines(path):
             if item is None:
                 continue
-            key = Key(item["example_id"], item["sample_idx"])
-            if key not in finished:
-                entry = Entry(key, item["pass"], item["phase"])
-                self._known[entry] = Generation(**item["generation"])
+            try:
+                entry = Entry(
+                    Key(item["example_id"], item["sample_idx"]), item["pass"], item["phase"]
+                )
+                generation = Generation(**item["generation"])
+            except (KeyError, TypeError) as error:
+                raise StoreError(
+                    f"{path}: the line at byte {line.offset} is no finished generation of this "
+                    f"version ({error}); remove the line, or move the file away, to make it anew"
+                ) from error
+            if entry.key not in finished:
+                self._known[entry] = generation
 
     def get(self, entry: Entry) -> Generation | None:
         """The generation that an earlier attempt finished, if any."""

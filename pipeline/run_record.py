@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -109,7 +110,7 @@ class RunRecord:
         }
         if not self.path.exists():
             return fresh
-        stored: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        stored = read_record(self.path)
         if stored["fingerprint"] != point.fingerprint:
             changed = differing(stored["identity"], point.identity)
             raise SpecError(
@@ -138,12 +139,30 @@ class RunRecord:
         self.save()
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """A run.json. Raises SpecError, naming the file, where it is torn or something else."""
+    return _read(path, ("fingerprint", "identity", "spec", "attempts"))
+
+
+def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        problem = ", ".join(f"no {key!r}" for key in keys if key not in found)
+    except (ValueError, TypeError) as error:
+        problem = str(error)
+    if problem or not isinstance(found, dict):
+        raise SpecError(
+            f"{path} is no record of a run ({problem or 'another kind of JSON'}); restore it, "
+            "or move it away and start again: rows and journal stay and are used"
+        )
+    return found
+
+
 def attempts_of(folder: Path) -> list[dict[str, Any]]:
     """Every attempt on record in a run folder, in order, those of several writers among them."""
     path = folder / "run.json"
-    kept = json.loads(path.read_text(encoding="utf-8"))["attempts"] if path.exists() else []
-    files = folder.glob("attempt-*.json")
-    own = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    kept = read_record(path)["attempts"] if path.exists() else []
+    own = [_read(file, ("attempt", "status")) for file in folder.glob("attempt-*.json")]
     known = {attempt["attempt"]: attempt for attempt in [*kept, *own]}
     return [known[number] for number in sorted(known)]
 

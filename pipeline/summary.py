@@ -1,6 +1,5 @@
 """Table -> the numbers of a run: seed S0's tables by step and by example, means of every pass."""
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +7,7 @@ import pandas as pd
 
 from pipeline.columns import Flag, PassLine
 from pipeline.reading import parse, read_at
+from pipeline.run_record import read_record
 from pipeline.table import POINT, Table
 
 BY_PASS = [*POINT, "pass", "cue", "control"]
@@ -171,7 +171,7 @@ def attempts(table: Table) -> pd.DataFrame:
     for file in table.files:
         record = file.path.parent / "run.json"
         if record.exists():
-            tries = json.loads(record.read_text(encoding="utf-8"))["attempts"]
+            tries = read_record(record)["attempts"]
             total = {k: sum(t.get(k) or 0 for t in tries) for k in ("rows", "tokens", "seconds")}
             speed = total["tokens"] / total["seconds"] if total["seconds"] else np.nan
             peak = max((t.get("peak_memory_mib") or 0 for t in tries), default=0)

@@ -21,7 +21,7 @@ from pipeline.protocols import (
     Request,
     Task,
 )
-from pipeline.rows import Key, Row
+from pipeline.rows import Key, Row, StoreError
 from pipeline.seeds import row_seed
 from pipeline.spec import RunSpec
 
@@ -157,11 +157,23 @@ def stored_passes(row: Row | None) -> list[dict[str, Any]]:
     """The later passes of a stored row, one per cue, in order.
 
     `pass2` only where it is the sole one.
+
+    Raises:
+        StoreError: what should be a pass of this version is none.
     """
     if row is None:
         return []
     lettered = sorted(name for name in row if len(name) == 6 and name.startswith("pass2"))
     names = lettered or (["pass2"] if row.get("pass2") else [])
+    for name in ["pass1", *names]:
+        fields = row.get(name)
+        whole = isinstance(fields, dict) and (name == "pass1" or "cue_hash" in fields)
+        if not whole:
+            key = f"{row['example_id']}, sample {row['sample_idx']}"
+            raise StoreError(
+                f"the stored row of {key} has no whole {name}: its line was edited, or another "
+                "version wrote it; remove the line to have the row made anew"
+            )
     return [row[name] for name in names]
 
 

@@ -16,7 +16,7 @@ from pipeline.executor import execute
 from pipeline.journal import PASS1, Entry, Journal
 from pipeline.point import Point, prepare
 from pipeline.protocols import Example, Generation, Request
-from pipeline.rows import Key, Row, read_lines
+from pipeline.rows import Key, Row, StoreError, read_lines
 from pipeline.session import Session
 from pipeline.spec import CueText, ModelSpec, Run, RunSpec, Sampling, SpecError
 from tests.toy import ToyTask
@@ -305,3 +305,52 @@ def test_a_journal_survives_a_torn_line(tmp_path: Path) -> None:
     )
     assert [p.name for p in tmp_path.glob("journal-*")] == [again.path.name]
     again.close(everything_finished=True)
+
+
+@pytest.mark.parametrize("text", ["", '{"finger', "[]", "{}", "5", '{"fingerprint": "x"}'])
+def test_a_torn_run_record_ends_in_a_sentence_and_may_be_moved_away(
+    tmp_path: Path, text: str
+) -> None:
+    made = point(spec(tmp_path))
+    go(made)
+    before = rows_of(made)
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(SpecError, match="run.json is no record of a run"):
+        go(made)
+    (tmp_path / "run.json").unlink()
+    assert go(made).status == "complete" and rows_of(made) == before
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"text": "old"},
+        {"pass": "pass1", "phase": "think", "generation": None},
+        {"pass": "pass1", "phase": "think", "generation": {"text": "x", "unknown": 1}},
+    ],
+)
+def test_a_journal_of_another_format_is_named_and_not_deleted(
+    tmp_path: Path, old: dict[str, Any]
+) -> None:
+    path = tmp_path / "journal-old.jsonl"
+    path.write_text(json.dumps({"example_id": "toy-1", "sample_idx": 0} | old) + "\n")
+    kept = path.read_bytes()
+    with pytest.raises(StoreError, match="journal-old.jsonl: the line at byte 0"):
+        go(point(spec(tmp_path)))
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize("spoilt", ["pass1", "pass2a", "cue_hash"])
+def test_a_stored_row_with_a_part_missing_is_named_and_kept(tmp_path: Path, spoilt: str) -> None:
+    made = point(spec(tmp_path, {"wait": WAIT, "check": CHECK}))
+    go(made)
+    first, *others = (json.loads(line) for line in made.rows_path.open())
+    if spoilt == "cue_hash":
+        del first["pass2a"]["cue_hash"]
+    else:
+        first[spoilt] = None
+    lines = [json.dumps(row) + "\n" for row in (first, *others)]
+    made.rows_path.write_text("".join(lines))
+    with pytest.raises(StoreError, match=f"{first['example_id']}, sample 0 has no whole pass"):
+        go(made)
+    assert made.rows_path.read_text() == "".join(lines)
