@@ -73,7 +73,9 @@ def build(group: str, node: dict[str, Any], **handed: Any) -> Any:
     """Make the component that a node names, its nested nodes first."""
     try:
         return instantiate(node, _convert_="all", _partial_=True)(**handed)
-    except (InstantiationException, TypeError) as error:
+    except SpecError:
+        raise
+    except (InstantiationException, TypeError, ValueError) as error:
         raise SpecError(f"{group} ({node['_target_']}): {error}") from error
 
 

@@ -31,7 +31,10 @@ def _single(task: Task) -> Phase:
 
 def _capped(phase: Phase, spec: RunSpec) -> Phase:
     cap = getattr(spec.sampling, CAP_KEYS.get(phase.name, "max_new_tokens"))
-    return phase if cap is None else replace(phase, cap=cap)
+    cap = phase.cap if cap is None else cap
+    able = isinstance(cap, int) and cap >= 1
+    require(able, f"the cap of phase {phase.name}", "be a number of tokens, 1 or more", cap)
+    return replace(phase, cap=cap)
 
 
 def missing(forced: str, tail: str) -> str:

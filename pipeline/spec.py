@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -49,13 +50,17 @@ class Sampling:
     def __post_init__(self) -> None:
         """Check ranges."""
         require(
-            self.temperature >= 0, "sampling.temperature", "be 0 (greedy) or more", self.temperature
+            0 <= self.temperature < math.inf,
+            "sampling.temperature",
+            "be 0 (greedy) or more, and finite",
+            self.temperature,
         )
         require(0 < self.top_p <= 1, "sampling.top_p", "lie in (0, 1]", self.top_p)
         require(self.top_k >= 0, "sampling.top_k", "be 0 (off) or more", self.top_k)
         require(0 <= self.min_p < 1, "sampling.min_p", "lie in [0, 1)", self.min_p)
         penalty = self.repetition_penalty
-        require(penalty > 0, "sampling.repetition_penalty", "be above 0", penalty)
+        above = "be above 0, and finite"
+        require(0 < penalty < math.inf, "sampling.repetition_penalty", above, penalty)
         require(self.num_samples >= 1, "sampling.num_samples", "be 1 or more", self.num_samples)
         for name in ("think_cap", "answer_cap", "max_new_tokens"):
             cap = getattr(self, name)
@@ -161,7 +166,10 @@ class Run:
         require(
             shard_ok, "run.shard", f"be null or 0 to run.shards-1={self.shards - 1}", self.shard
         )
-        require(self.lease_seconds > 0, "run.lease_seconds", "be above 0", self.lease_seconds)
+        lease = self.lease_seconds
+        require(0 < lease < math.inf, "run.lease_seconds", "be above 0, and finite", lease)
+        plain = self.split != "" and "/" not in self.split
+        require(plain, "run.split", "be a word, a part of the rows' file name", self.split)
         require(
             self.missing in MISSING_MODES, "run.missing", f"be in {MISSING_MODES}", self.missing
         )
@@ -198,6 +206,8 @@ class RunSpec:
         sample, count = self.run.second_pass_sample, self.sampling.num_samples
         rule = f"be below sampling.num_samples={count}"
         require(sample is None or sample < count, "run.second_pass_sample", rule, sample)
+        for name, cue in self.cue.items():
+            require(bool(cue.text.strip()), f"cue.{name}.text", "not be blank", cue.text)
         require(len(self.cue) <= 26, "cue", "hold at most 26 cues", len(self.cue))
 
 

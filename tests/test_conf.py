@@ -9,7 +9,8 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.compose import to_spec
+from launch.compose import build, to_spec
+from launch.run import arguments
 from pipeline.spec import RunSpec, SpecError
 from tests.composing import ROOT, composed
 
@@ -119,3 +120,39 @@ def test_a_missing_task_lists_the_tasks() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "task" in done.stderr and "crossword" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "sampling.temperature=inf",
+        "sampling.repetition_penalty=inf",
+        "run.lease_seconds=inf",
+        "run.split=a/b",
+        "cue.wait.text=' '",
+    ],
+)
+def test_a_value_that_would_fail_later_is_refused_at_once(override: str) -> None:
+    key = override.partition("=")[0]
+    assert f"{key} must" in refusal("task=math", "cue=wait", override)
+
+
+@pytest.mark.parametrize("setting", ["grading_seconds=-1", "grading_workers=0", "data=null"])
+def test_a_setting_that_a_constructor_refuses_ends_in_a_sentence(setting: str) -> None:
+    spec = to_spec(composed("task=math", f"task.{setting}"))
+    with pytest.raises(SpecError, match="task"):
+        build("task", spec.task)
+
+
+def test_flags_may_stand_anywhere_and_help_needs_no_task() -> None:
+    assert arguments(["task=qa", "-m", "run.seed=1,2"]) == ["-m", "task=qa", "run.seed=1,2"]
+    assert arguments(["--help"]) == ["--help", "task=math"]
+    assert arguments(["task=qa", "--help"]) == ["--help", "task=qa"]
+    assert arguments(["--cfg", "job", "task=qa"]) == ["--cfg", "job", "task=qa"]
+
+
+def test_help_says_the_choices() -> None:
+    line = [sys.executable, str(ROOT / "launch/run.py"), "--help"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "crossword" in done.stdout and "num_samples" in done.stdout

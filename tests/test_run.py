@@ -166,3 +166,12 @@ def test_changed_spec_in_the_same_folder_is_refused_with_its_keys(tmp_path: Path
     run(*LINE, *where)
     done = run(*LINE, *where, "run.seed=7", "sampling.top_k=5", status=2)
     assert "run.seed (42 there, 7 now)" in done.stderr and "sampling.top_k" in done.stderr
+
+
+def test_ctrl_c_while_libraries_load_leaves_no_traceback(tmp_path: Path) -> None:
+    line = command(*LINE, f"run.root={tmp_path}")
+    with subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(0.4)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT and "Traceback" not in errors
