@@ -22,7 +22,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from launch.compose import build, build_backend, register_schema, to_spec
+from launch.compose import arguments, build, build_backend, register_schema, to_spec
 from launch.running import run_until_signal
 from pipeline.backfill import (
     BackfillPoint,
@@ -307,4 +307,5 @@ ConfigStore.instance().store(name="backfill_spec", node=BackfillSpec)
 register_schema()
 
 if __name__ == "__main__":
+    sys.argv[1:] = arguments(sys.argv[1:])
     main()

@@ -21,6 +21,20 @@ from pipeline.spec import RunSpec, SpecError
 
 HANDED_OVER = ("model", "quantization", "cache_dir")  # what launch gives every backend itself
 
+FLAGS = ("-h", "--help", "-m", "--multirun")
+
+
+def arguments(given: Sequence[str]) -> list[str]:
+    """The command line as Hydra takes it.
+
+    Its flags stand before the overrides, wherever they were typed; `--help` needs a task to show.
+    """
+    flags = [word for word in given if word in FLAGS]
+    rest = [word for word in given if word not in FLAGS]
+    asked = any(flag in ("-h", "--help") for flag in flags)
+    shown = [] if any(word.startswith("task=") for word in rest) or not asked else ["task=math"]
+    return [*flags, *rest, *shown]
+
 
 def register_schema() -> None:
     """Make `run_spec` and the clusters' options known to Hydra; called before composition."""

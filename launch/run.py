@@ -13,14 +13,13 @@ if __name__ == "__main__":
     # Ctrl-C while libraries load ends the process as it ends any other, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from collections.abc import Sequence
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from launch.compose import build_backend, build_point, register_schema, to_spec
+from launch.compose import arguments, build_backend, build_point, register_schema, to_spec
 from launch.running import INTERRUPTED, run_ready
 from launch.screen import show_dry_run
 from launch.sweep import of_points
@@ -28,8 +27,6 @@ from pipeline.point import Point
 from pipeline.protocols import Backend, BackendLostError
 from pipeline.rows import StoreError
 from pipeline.spec import SpecError
-
-FLAGS = ("-h", "--help", "-m", "--multirun")
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
@@ -43,18 +40,6 @@ def main(config: DictConfig) -> None:
         status = 2
     if status:
         sys.exit(status)
-
-
-def arguments(given: Sequence[str]) -> list[str]:
-    """The command line as Hydra takes it.
-
-    Its flags stand before the overrides, wherever they were typed; `--help` needs a task to show.
-    """
-    flags = [word for word in given if word in FLAGS]
-    rest = [word for word in given if word not in FLAGS]
-    asked = any(flag in ("-h", "--help") for flag in flags)
-    shown = [] if any(word.startswith("task=") for word in rest) or not asked else ["task=math"]
-    return [*flags, *rest, *shown]
 
 
 def run_config(config: DictConfig) -> int:

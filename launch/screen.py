@@ -38,7 +38,7 @@ class Progress:
         name = points[0].task.name if len(points) == 1 else f"{len(points)} points"
         samples = [point.spec.sampling.num_samples for point in points]
         rows = sum(len(p.examples) * count for p, count in zip(points, samples, strict=True))
-        self._task = self._bar.add_task(name, total=rows, rate="loading, first rows")
+        self._task = self._bar.add_task(name, total=rows, rate="no row yet")
         self._sessions: set[int] = set()
         self._total = self._done = self._tokens = 0
         self._start = time.monotonic()

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -70,26 +71,37 @@ def _decode(raw: bytes) -> Row | None:
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
-    """Replace `path` as a whole: readers see the old or the new file, never a part."""
+    """Replace `path` as a whole: readers see the old or the new file, never a part.
+
+    Raises:
+        StoreError: it cannot be written; nothing is left beside it.
+    """
     scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
-    with scratch.open("wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    try:
+        with scratch.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink()
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def create_once(path: Path, data: bytes) -> bool:
     """Create a file with its content unless it exists; of several contenders one gets True."""
     scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.new")
-    scratch.write_bytes(data)
     try:
+        scratch.write_bytes(data)
         os.link(scratch, path)  # decided by the server, also on NFS
     except FileExistsError:
         return False
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        scratch.unlink()
+        scratch.unlink(missing_ok=True)
     return True
 
 

@@ -9,8 +9,7 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.compose import build, to_spec
-from launch.run import arguments
+from launch.compose import arguments, build, to_spec
 from pipeline.spec import RunSpec, SpecError
 from tests.composing import ROOT, composed
 
@@ -151,8 +150,9 @@ def test_flags_may_stand_anywhere_and_help_needs_no_task() -> None:
     assert arguments(["--cfg", "job", "task=qa"]) == ["--cfg", "job", "task=qa"]
 
 
-def test_help_says_the_choices() -> None:
-    line = [sys.executable, str(ROOT / "launch/run.py"), "--help"]
+@pytest.mark.parametrize("script", ["run.py", "backfill.py"])
+def test_help_says_the_choices(script: str) -> None:
+    line = [sys.executable, str(ROOT / "launch" / script), "--help"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "crossword" in done.stdout and "num_samples" in done.stdout

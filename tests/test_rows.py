@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.rows import Key, Rows, StoreError, encode, read_lines, repair, write_atomically
+from pipeline.rows import (
+    Key,
+    Rows,
+    StoreError,
+    create_once,
+    encode,
+    read_lines,
+    repair,
+    write_atomically,
+)
 
 
 def row(example: str, sample: int = 0, **more: object) -> dict[str, object]:
@@ -128,3 +137,20 @@ def test_an_object_without_a_key_is_set_aside_like_a_broken_line(
     rows.close()
     assert path.read_bytes() == encode(row("b"))
     assert path.with_name("r.jsonl.broken").read_bytes() == odd
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_atomically(path, [b"old"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="run.json cannot be written: File too large"):
+            write_atomically(path, [b"new" * 10])
+        with pytest.raises(StoreError, match="other.json cannot be written"):
+            create_once(tmp_path / "other.json", b"new" * 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+    assert path.read_bytes() == b"old"
