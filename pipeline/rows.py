@@ -108,8 +108,11 @@ def create_once(path: Path, data: bytes) -> bool:
 def append(file: FileIO, data: bytes) -> int:
     """Append whole lines; returns the offset. A part that did not fit is taken back: StoreError.
 
-    The file is unbuffered: a buffer would write the refused part after all, later.
+    The file is unbuffered: a buffer would write the refused part after all, later. A file that was
+    removed or replaced meanwhile is refused: what went there would be lost.
     """
+    if os.fstat(file.fileno()).st_nlink == 0:
+        raise StoreError(f"{file.name} was removed while it was written to; start again")
     offset = file.seek(0, os.SEEK_END)
     left = memoryview(data)
     try:

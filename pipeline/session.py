@@ -171,7 +171,10 @@ class Session:
             return True
         if self.shared:
             return False
-        raise StoreError(f"another process has taken {self.point.folder} over; this one ends")
+        folder = self.point.folder
+        if not folder.exists():
+            raise StoreError(f"{folder} was removed while it was written to; start again")
+        raise StoreError(f"another process has taken {folder} over; this one ends")
 
     async def _show(self, example: Example, sample: int, own: Passed) -> Passed:
         """The pass 1 that a sample reconsiders: its own, or that of `run.second_pass_sample`."""

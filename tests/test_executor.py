@@ -354,3 +354,28 @@ def test_a_stored_row_with_a_part_missing_is_named_and_kept(tmp_path: Path, spoi
     with pytest.raises(StoreError, match=f"{first['example_id']}, sample 0 has no whole pass"):
         go(made)
     assert made.rows_path.read_text() == "".join(lines)
+
+
+def test_rows_removed_under_a_run_stop_it_and_come_back_from_the_journal(tmp_path: Path) -> None:
+    made = point(spec(tmp_path, {"wait": WAIT}))
+    backend = Counting(capacity=1)
+
+    def remove(session: Session, row: Row | None) -> None:
+        made.rows_path.unlink(missing_ok=True)
+
+    with pytest.raises(StoreError, match="was removed while it was written to"):
+        asyncio.run(execute([made], backend, None, remove))
+    asked = len(backend.asked)
+    assert asked < 48
+    assert go(made, again := Counting()).status == "complete"
+    assert len(again.asked) == 48 - asked
+
+
+def test_a_folder_removed_under_a_run_is_what_the_error_says(tmp_path: Path) -> None:
+    made = point(spec(tmp_path / "gone"))
+
+    def remove(session: Session, row: Row | None) -> None:
+        shutil.rmtree(made.folder)
+
+    with pytest.raises(StoreError, match="was removed while it was written to"):
+        asyncio.run(execute([made], Echo(MODEL, None, capacity=1), None, remove))
