@@ -86,9 +86,11 @@ def requests(
     return made
 
 
-def backend(folder: Path, dtype: str = "float32", **arguments: Any) -> HfBackend:
+def backend(
+    folder: Path, dtype: str = "float32", attention: str = "sdpa", **arguments: Any
+) -> HfBackend:
     """A backend over a folder, on the CPU unless told otherwise."""
-    model = ModelSpec(name="tiny", path=str(folder))
+    model = ModelSpec(name="tiny", path=str(folder), attn_implementation=attention)
     settings = {"device": "cpu", "threads": 1, **arguments}
     return HfBackend(model, Precision(dtype=dtype), **settings)
 

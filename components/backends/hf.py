@@ -87,7 +87,7 @@ class HfBackend:
         self._cache = cache_folder(cache_dir)
         self._batch_size = batch_size
         self._decoder = decoder
-        self._options = Options(slots=slots, share=share, compile=compile)
+        self.options = Options(slots=slots, share=share, compile=compile)
         self._use_cache = use_cache
         self._threads = threads or _usable_cores()
         self._found: Checkpoint | None = None
@@ -232,8 +232,8 @@ class HfBackend:
             require(self._decoder == "auto", "backend.decoder", rule, self._decoder)
             _LOG.warning("decoding with generate, since the model does not fit slots: %s", error)
             return None
-        slots = slots_for(self._options, self._device)
-        make = maker(model, layers, allowed, self._options)
+        slots = slots_for(self.options, self._device)
+        make = maker(model, layers, allowed, self.options)
         return lambda: Engine(make, slots, self._threads, self._device)
 
     def _load_model(self) -> PreTrainedModel:

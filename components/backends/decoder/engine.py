@@ -117,8 +117,7 @@ class Engine:
         memory = out_of_memory(error)
         if memory and not slots:
             error = MemoryError(
-                f"out of memory with a single row of {len(rows[0].row.ids)} tokens: lower "
-                "model.max_length or the caps in sampling"
+                "out of memory with a single slot: lower model.max_length or the caps in sampling"
             )
         if memory and slots:
             _LOG.warning("out of memory with %d slots: going on with %d", slots * 2, slots)

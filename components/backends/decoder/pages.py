@@ -2,12 +2,13 @@
 
 A sequence holds pages of equal size. Ids that two sequences start with are computed once: full
 pages are shared, the part of a page behind them is copied. A sequence that is over keeps its pages
-until its trace is released or another sequence needs them.
+until another needs them; those of traces that are over go first.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 _BLOCK = 8  # prefixes are found by multiples of this many ids, then told apart id by id
 
@@ -22,6 +23,19 @@ class Held:
     computed: int = 0
     active: bool = True
     keys: list[int] = field(default_factory=list)  # under which its prefixes are found
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Ids that are to be computed, and the keys under which their prefixes are found."""
+
+    ids: list[int]
+    keys: list[int]
+
+    @classmethod
+    def of(cls, ids: list[int]) -> Self:
+        """What `ids` want."""
+        return cls(ids, list(_keys(ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +78,18 @@ class Pages:
         """Free pages, and those that sequences which are over could give (at most)."""
         return len(self._free) + sum(len(held.pages) for held in self._kept)
 
-    def must_wait(self, ids: Sequence[int]) -> bool:
-        """Whether a running sequence is about to compute a prefix of `ids`."""
-        source, shared = self._longest(ids)
+    def must_wait(self, wanted: Wanted) -> bool:
+        """Whether a running sequence is about to compute a prefix of what is wanted."""
+        source, shared = self._longest(wanted)
         return source is not None and source.active and source.computed < shared
 
-    def open(self, trace: int, ids: list[int], share: bool = True) -> Opened | None:
-        """Pages for `ids`, shared with what is cached as far as it goes; None if there are none.
+    def open(self, trace: int, wanted: Wanted, share: bool = True) -> Opened | None:
+        """Pages for the ids, shared with what is cached as far as it goes; None if there are none.
 
         The last id is always left to compute: its logits are wanted.
         """
-        source, shared = self._longest(ids) if share else (None, 0)
+        ids = wanted.ids
+        source, shared = self._longest(wanted) if share else (None, 0)
         if source is not None and source in self._kept and shared >= source.computed:
             return self._take_over(source, trace, ids)
         shared = min(shared, source.computed) if source is not None else 0
@@ -104,7 +119,7 @@ class Pages:
         return True
 
     def keep(self, held: Held) -> None:
-        """The sequence is over: its pages stay until they are needed or its trace is released."""
+        """The sequence is over: its pages stay until they are needed."""
         spare = held.pages[self.needed(held.computed) :]
         del held.pages[len(held.pages) - len(spare) :]
         self._give(spare)
@@ -122,9 +137,9 @@ class Pages:
         held.pages, held.computed, held.active = [], 0, False
 
     def release(self, trace: int) -> None:
-        """Forget what a trace that is over has kept."""
+        """The trace is over: what it has kept goes before all else that is kept."""
         for held in [held for held in self._kept if held.trace == trace]:
-            self.drop(held)
+            self._kept.move_to_end(held, last=False)
 
     def _take_over(self, source: Held, trace: int, ids: list[int]) -> Opened | None:
         """Go on in the pages of a sequence that is over and holds nothing else."""
@@ -140,20 +155,16 @@ class Pages:
         self._register(held)
         return Opened(held, computed)
 
-    def _longest(self, ids: Sequence[int]) -> tuple[Held | None, int]:
-        """The cached sequence found to share the longest prefix with `ids`, and its length.
+    def _longest(self, wanted: Wanted) -> tuple[Held | None, int]:
+        """The cached sequence found to share the longest prefix with the ids, and its length.
 
         At most all ids but the last.
         """
-        best: Held | None = None
-        for key in _keys(ids):
-            found = self._found.get(key)
-            if found is None:
-                break
-            best = found
+        found = self._found
+        best = next((found[key] for key in reversed(wanted.keys) if key in found), None)
         if best is None:
             return None, 0
-        return best, min(_common(best.ids, ids), len(ids) - 1)
+        return best, min(_common(best.ids, wanted.ids), len(wanted.ids) - 1)
 
     def _register(self, held: Held) -> None:
         for number, key in enumerate(_keys(held.ids)):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from components.backends.decoder.pages import Held
+from components.backends.decoder.pages import Held, Wanted
 from components.backends.sequence import Decoded
 from pipeline.protocols import Generation
 
@@ -17,6 +17,7 @@ class Entry:
     row: Decoded
     future: asyncio.Future[Generation]
     error: Exception | None = None
+    wanted: Wanted | None = None  # its ids while it waits
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from components.backends.decoder.pages import Copy, Opened, Pages
+from components.backends.decoder.pages import Copy, Opened, Pages, Wanted
 from components.backends.decoder.rows import Drawn, Entry, Running
 
 _NOT_FINITE = (
@@ -118,24 +118,27 @@ class Scheduler:
         tried = 0
         while len(self._running) < self.slots and tried < min(_LOOK, len(self._waiting)):
             entry = self._waiting[tried]
-            ids = entry.row.ids
-            if self._share and self.pages.must_wait(ids):
+            wanted = entry.wanted = entry.wanted or Wanted.of(entry.row.ids)
+            if self._share and self.pages.must_wait(wanted):
                 tried += 1
                 continue
-            room = self.pages.needed(len(ids) + 1) + len(self._running)
+            room = self.pages.needed(len(wanted.ids) + 1) + len(self._running)
             if self._running and self.pages.spare < room:
                 return
-            opened = self.pages.open(entry.row.request.trace, ids, self._share)
+            opened = self.pages.open(entry.row.request.trace, wanted, self._share)
             if opened is None:
                 if self._running:
                     return
-                raise MemoryError("a single row does not fit")
+                del self._waiting[tried]
+                self._refuse(entry)
+                continue
             del self._waiting[tried]
             self._start(entry, opened)
 
     def _start(self, entry: Entry, opened: Opened) -> None:
         if opened.copies:
             self.steps.copy(opened.copies)
+        entry.wanted = None
         entry.row.started = entry.row.started or time.perf_counter()
         running = Running(entry, opened.held)
         running.started = running.uncomputed == 1
@@ -179,12 +182,21 @@ class Scheduler:
 
     def _preempt(self) -> None:
         """Take the pages of the row that came last; it waits, and is computed again."""
-        if len(self._running) == 1:
-            raise MemoryError("a single row does not fit")
         last = max(self._running, key=lambda running: running.entry.order)
+        alone = len(self._running) == 1
         self._leave(last, keep=False)
+        if alone:
+            self._refuse(last.entry)
+            return
         self.add(last.entry)
         self.counters["preemptions"] += 1
+
+    def _refuse(self, entry: Entry) -> None:
+        entry.error = MemoryError(
+            f"the cache of {self.pages.count * self.pages.size} tokens holds no single row of "
+            f"{len(entry.row.ids)} tokens and more: lower model.max_length or the caps in sampling"
+        )
+        self._over.append(entry)
 
     def _leave(self, running: Running, keep: bool) -> None:
         self._running.remove(running)
