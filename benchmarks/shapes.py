@@ -54,6 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
+_SPREAD = 5.0  # standard deviation of logits
 _WORDS = (
     "red blue green river mountain seven apple house garden winter summer letter number paper "
     "window silver golden ocean forest stone music story doctor teacher student king queen"
@@ -81,12 +82,13 @@ class RandomBackend(HfBackend):
 
     def _load_model(self) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(self._spec.path)
-        # Wide embeddings, so that the next token is not drawn from a flat distribution.
+        # Wide enough for the next token's distribution to be about as narrow as a trained model's.
         torch.manual_seed(0)
         with torch.device(self._device):
             dtype = getattr(torch, self._quantization.dtype or "bfloat16")
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        model.get_output_embeddings().weight.data.mul_(4)
+        size = model.config.get_text_config().hidden_size
+        model.get_output_embeddings().weight.data.mul_(_SPREAD / (0.02 * size**0.5))
         model.generation_config.eos_token_id = None
         model.train(False)
         if self._device.type == "cpu" and not has_bfloat16():
@@ -94,9 +96,9 @@ class RandomBackend(HfBackend):
         return model
 
 
-def prompts(count: int, words: int) -> list[str]:
+def prompts(count: int, words: int, seed: int = 1) -> list[str]:
     """Different texts of `words` words, each one token long."""
-    rng = random.Random(1)
+    rng = random.Random(seed)
     return [" ".join(rng.choices(_WORDS, k=words)) for _ in range(count)]
 
 

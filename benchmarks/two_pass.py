@@ -26,7 +26,7 @@ class Writing:
 
     def __init__(self, count: int, words: int, cap: int) -> None:
         self.phases = (Phase("output", cap),)
-        self._texts = prompts(count, words)
+        self._texts = prompts(count, words, seed=-1)
 
     def examples(self) -> Sequence[Example]:
         """One example per prompt."""
