@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways check golden
+.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways check golden test-soak bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,14 @@ demo: $(STAMP)  ## run 8 math problems x 2 samples on the embedded model, with a
 		run.name=demo run.limit=8 sampling.num_samples=2
 
 test: check  ## check, then run every test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
+
+test-soak: $(STAMP)  ## minutes: twenty thousand rows through the decoder, whose memory must not grow
+	$(BIN)/python -m pytest -m slow tests/backends/test_decoder_memory.py
+
+# On a GPU also: --workload A B C --against generate generate_batch --out FILE
+bench: $(STAMP)  ## minutes: the decoder against generate, on this machine's processor
+	PYTHONPATH=. $(BIN)/python benchmarks/decoder.py --shape smollm2 --device cpu --workload cpu --against generate
 
 test-browser: $(STAMP)  ## the HTML report in headless Chromium, installed from Debian's packages if missing
 	@command -v chromium chromedriver >/dev/null || \

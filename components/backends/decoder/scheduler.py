@@ -125,7 +125,10 @@ class Scheduler:
             room = self.pages.needed(len(wanted.ids) + 1) + len(self._running)
             if self._running and self.pages.spare < room:
                 return
-            opened = self.pages.open(entry.row.request.trace, wanted, self._share)
+            trace = entry.row.request.trace
+            opened = self.pages.open(trace, wanted, self._share)
+            if opened is None and not self._running:  # with the pages of what it shares, too
+                opened = self.pages.open(trace, wanted, share=False)
             if opened is None:
                 if self._running:
                     return

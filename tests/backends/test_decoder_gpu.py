@@ -1,0 +1,110 @@
+"""The decoder of slots on a CUDA device: exact in float32, close in half precision."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from components.backends.decoder.attention import DecodeFrame
+from components.backends.decoder.cache import KeyValues, LayerShape
+from pipeline.protocols import Generation
+from tests.decoding import MIXED, backend, decode, requests, same, tiny
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+KINDS = ("llama", "qwen2", "mistral", "gemma")
+LIMITS = {"float16": 0.02, "bfloat16": 0.15}  # of a narrow model with wide random weights
+
+
+@pytest.fixture(scope="module")
+def models(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def model(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            made[kind] = tiny(kind, smollm2, folder, initializer_range=0.3)
+        return made[kind]
+
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("slots", [6, 64])
+def test_float32_rows_equal_those_of_generate(
+    kind: str, slots: int, models: Callable[[str], Path]
+) -> None:
+    asked = requests(6, MIXED, samples=2)
+    ours = decode(backend(models(kind), decoder="slots", slots=slots, device="cuda"), asked)
+    theirs = decode(backend(models(kind), decoder="generate", device="cuda"), asked)
+    for left, right in zip(ours, theirs, strict=True):
+        same(left, right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize(("slots", "pages"), [(48, None), (10, 17)])
+def test_half_precision_follows_the_model_when_fed_the_same_ids(
+    kind: str, dtype: str, slots: int, pages: int | None, models: Callable[[str], Path]
+) -> None:
+    made = backend(
+        models(kind), dtype=dtype, decoder="slots", slots=slots, device="cuda", compile=False
+    )
+    made.options = dataclasses.replace(made.options, pages=pages)
+    about: dict[str, Any] = {}
+    asked = requests(12, MIXED, samples=4, caps=(20, 90))
+    rows = decode(made, asked, lambda b: about.update(b.describe()))
+    assert (about["evictions"] > 0) == (pages is not None)
+    model = AutoModelForCausalLM.from_pretrained(models(kind), dtype=getattr(torch, dtype))
+    model.to("cuda")
+    worst = max(_error(model, row) for row in rows)
+    assert worst < LIMITS[dtype]
+
+
+def _error(model: Any, row: Generation) -> float:
+    """The largest difference of an entropy from that of the model's own forward."""
+    ids = torch.tensor([[*(row.prompt_ids or []), *row.token_ids]], device="cuda")
+    with torch.inference_mode():
+        logits = model(ids).logits[0, -len(row.token_ids) - 1 : -1].double()
+    logs = logits.log_softmax(-1)
+    entropy = -(logs.exp() * logs).sum(-1).cpu()
+    return float((entropy - torch.tensor(row.entropies)).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "size"), [(12, 2, 128), (32, 8, 128), (9, 3, 64), (4, 4, 80)]
+)
+@pytest.mark.parametrize("rows", [2, 40, 300])
+def test_the_decoding_kernel_is_attention_over_pages(
+    heads: int, shared: int, size: int, rows: int
+) -> None:
+    from components.backends.decoder.paged import PagedDecode
+
+    torch.manual_seed(rows)
+    device, dtype, page = torch.device("cuda"), torch.float16, 64
+    lengths = torch.randint(1, 700, (rows,)).tolist()
+    shape = LayerShape(shared, size, size, dtype)
+    tables, used = [], 0
+    for length in lengths:
+        count = -(-length // page)
+        tables.append([used + n for n in range(count)][::-1])
+        used += count
+    cache, exact = (KeyValues([shape], used + 1, page, device) for _ in range(2))
+    for mine, theirs in ((cache.keys, exact.keys), (cache.values, exact.values)):
+        theirs[0].copy_(mine[0].normal_())
+    query = torch.randn(1, heads, rows, size, dtype=dtype, device=device)
+    key, value = torch.randn(2, 1, shared, rows, size, dtype=dtype, device=device)
+    expected = DecodeFrame(exact, tables, lengths, device, dtype).attend(0, query, key, value, 0.1)
+    table = torch.full((rows, 12), used, dtype=torch.int32, device=device)
+    for row, pages in enumerate(tables):
+        table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    positions = torch.tensor(lengths, device=device) - 1
+    found = PagedDecode(cache, table, positions).attend(0, query, key, value, 0.1)
+    assert torch.equal(cache.keys[0], exact.keys[0])
+    assert torch.allclose(found.float(), expected.float(), atol=4e-3)
