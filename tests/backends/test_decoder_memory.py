@@ -167,6 +167,7 @@ def test_pages_are_all_given_back() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_twenty_thousand_rows_leave_no_memory_behind(llama: Path) -> None:
     made, sizes = backend(llama, decoder="slots", slots=32), []
     asked = requests(200, [Sampling(temperature=1.0)], samples=1, caps=(1, 4))
