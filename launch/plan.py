@@ -1,7 +1,6 @@
 """`run.plan=true`: the jobs of a sweep before there are any, and what they may cost."""
 
 import functools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from rich.table import Table
 from launch.points import Member
 from launch.submit import array_limit, test_only
 from launch.table import rows_of
-from pipeline.run_record import attempts_of
+from pipeline.run_record import attempts_of, read_record
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ def measured(root: Path) -> dict[str, Pace]:
     """What all attempts below `root` took, by model and backend."""
     found: dict[str, Pace] = {}
     for path in root.rglob("run.json"):
-        spec = json.loads(path.read_text(encoding="utf-8"))["spec"]
+        spec = read_record(path)["spec"]
         pace = found.setdefault(pace_key(spec["model"]["name"], spec["backend"]), Pace())
         for attempt in attempts_of(path.parent):
             pace.rows += attempt["rows"]

@@ -18,7 +18,7 @@ from launch.compose import build, build_backend, build_point, to_spec
 from pipeline.point import Point
 from pipeline.protocols import Backend, Task
 from pipeline.rows import key_of, read_rows
-from pipeline.run_record import attempts_of
+from pipeline.run_record import attempts_of, read_record
 from pipeline.spec import RunSpec, SpecError, digest
 
 SLICE: tuple[str, ...] = (
@@ -165,7 +165,7 @@ def missing_rows(point: Point) -> int:
 
 def _ended_whole(point: Point) -> bool:
     """Whether the last attempt asked for exactly this and ended complete: no rows are read."""
-    record = json.loads((point.folder / "run.json").read_text(encoding="utf-8"))
+    record = read_record(point.folder / "run.json")
     attempts = attempts_of(point.folder)
     whole = bool(attempts) and attempts[-1]["status"] == "complete" and point.rows_path.exists()
     whole = whole and count_lines(point.rows_path) >= len(point.canonical_order())

@@ -5,7 +5,6 @@
 
 import argparse
 import datetime
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from rich.table import Table
 from launch.points import count_lines
 from pipeline.leases import Leases
 from pipeline.rows import parts_of, read_lines, write_atomically
-from pipeline.run_record import attempts_of
+from pipeline.run_record import attempts_of, read_record
+from pipeline.spec import SpecError
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Reader:
         return [self._point(folder) for folder in sorted(found)]
 
     def _point(self, folder: Path) -> PointStatus:
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        record = read_record(folder / "run.json")
         attempts = attempts_of(folder)
         rows = sum(map(count_lines, _row_files(folder, record)))
         wanted = record.get("rows_wanted", 0)
@@ -151,6 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="between two looks")
     parser.add_argument("--manifest", type=Path, help="write points that are not whole there")
     given = parser.parse_args(arguments)
+    try:
+        return _show(given)
+    except (SpecError, StoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _show(given: argparse.Namespace) -> int:
     reader = Reader(given.folders)
     points = reader.points()
     if not points:

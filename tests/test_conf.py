@@ -10,6 +10,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.compose import arguments, build, to_spec
+from launch.plan import measured
+from launch.status import main as status_of
 from pipeline.spec import RunSpec, SpecError
 from tests.composing import ROOT, composed
 
@@ -156,3 +158,11 @@ def test_help_says_the_choices(script: str) -> None:
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "crossword" in done.stdout and "num_samples" in done.stdout
+
+
+def test_a_torn_run_record_is_named_by_the_sweep_and_by_the_table(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/run.json").write_text('{"finger')
+    assert status_of([str(tmp_path), "--once"]) == 2
+    with pytest.raises(SpecError, match=r"a/run.json is no record of a run"):
+        measured(tmp_path)
