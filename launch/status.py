@@ -20,7 +20,7 @@ from rich.table import Table
 
 from launch.points import count_lines
 from pipeline.leases import Leases
-from pipeline.rows import parts_of, read_lines, write_atomically
+from pipeline.rows import StoreError, parts_of, read_lines, write_atomically
 from pipeline.run_record import attempts_of, read_record
 from pipeline.spec import SpecError
 
