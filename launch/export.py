@@ -183,7 +183,7 @@ def recorded_task(file: RowFile) -> Task | None:
     record = file.path.parent / "run.json"
     if not record.exists():
         return None
-    settings = read_record(record)["spec"]["task"]
+    settings = read_record(record, "spec")["spec"]["task"]
     check_component("task", settings)
     task: Task = build("task", settings)
     return task

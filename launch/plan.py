@@ -94,7 +94,7 @@ def measured(root: Path) -> dict[str, Pace]:
     """What all attempts below `root` took, by model and backend."""
     found: dict[str, Pace] = {}
     for path in root.rglob("run.json"):
-        spec = read_record(path)["spec"]
+        spec = read_record(path, "spec")["spec"]
         pace = found.setdefault(pace_key(spec["model"]["name"], spec["backend"]), Pace())
         for attempt in attempts_of(path.parent):
             pace.rows += attempt["rows"]

@@ -165,7 +165,7 @@ def missing_rows(point: Point) -> int:
 
 def _ended_whole(point: Point) -> bool:
     """Whether the last attempt asked for exactly this and ended complete: no rows are read."""
-    record = read_record(point.folder / "run.json")
+    record = read_record(point.folder / "run.json", "spec")
     attempts = attempts_of(point.folder)
     whole = bool(attempts) and attempts[-1]["status"] == "complete" and point.rows_path.exists()
     whole = whole and count_lines(point.rows_path) >= len(point.canonical_order())

@@ -59,7 +59,7 @@ class Reader:
         return [self._point(folder) for folder in sorted(found)]
 
     def _point(self, folder: Path) -> PointStatus:
-        record = read_record(folder / "run.json")
+        record = read_record(folder / "run.json", "spec")
         attempts = attempts_of(folder)
         rows = sum(map(count_lines, _row_files(folder, record)))
         wanted = record.get("rows_wanted", 0)

@@ -110,7 +110,7 @@ class RunRecord:
         }
         if not self.path.exists():
             return fresh
-        stored = read_record(self.path)
+        stored = read_record(self.path, "fingerprint", "identity")
         if stored["fingerprint"] != point.fingerprint:
             changed = differing(stored["identity"], point.identity)
             raise SpecError(
@@ -139,9 +139,9 @@ class RunRecord:
         self.save()
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A run.json. Raises SpecError, naming the file, where it is torn or something else."""
-    return _read(path, ("fingerprint", "identity", "spec", "attempts"))
+def read_record(path: Path, *keys: str) -> dict[str, Any]:
+    """A run.json with its attempts and `keys`. Raises SpecError where it is torn or lacks them."""
+    return _read(path, (*keys, "attempts"))
 
 
 def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pipeline.executor import execute
 from pipeline.leases import Leases
 from pipeline.point import Point
 from pipeline.protocols import Example, Generation, Request
-from pipeline.rows import parts_of, read_lines, read_rows
+from pipeline.rows import StoreError, parts_of, read_lines, read_rows
 from pipeline.run_record import attempts_of
 from pipeline.session import Session
 from pipeline.spec import CueText
@@ -144,7 +144,8 @@ def test_rows_that_a_dead_writer_still_appends_do_not_reach_the_new_file(tmp_pat
     dead.claims.leases._stop.set()
     beat.write_text(beat.read_text().replace("boot", "bo_ot"))
     session = go(made)
-    dead.rows.append({"example_id": "late", "sample_idx": 0})
+    with pytest.raises(StoreError, match="removed while it was written to"):
+        dead.rows.append({"example_id": "late", "sample_idx": 0})
     assert session.status == "complete"
     assert all(row and row["example_id"] != "late" for _, row in read_lines(made.rows_path))
 
