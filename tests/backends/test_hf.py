@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from components.backends import hf
 from components.quantization.precision import Precision
 from pipeline.protocols import Generation, Request
 from pipeline.spec import ModelSpec, SpecError
@@ -426,7 +427,11 @@ def test_a_preview_needs_no_weights(tiny_llama: Maker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", None])
-def test_weights_have_the_type_that_was_asked_for(tiny_llama: Maker, dtype: str | None) -> None:
+def test_weights_have_the_type_that_was_asked_for(
+    tiny_llama: Maker, dtype: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "has_bfloat16", lambda: True)
+
     async def scene() -> dict[str, Any]:
         made = backend(tiny_llama(), dtype=dtype)
         await ask(made, [request(0)])
@@ -436,6 +441,20 @@ def test_weights_have_the_type_that_was_asked_for(tiny_llama: Maker, dtype: str 
     described = asyncio.run(scene())
     assert described["dtype"] == (dtype or "float32") and described["device"] == "cpu"
     assert described["peak_memory_bytes"] > 0 and described["versions"]["torch"]
+
+
+def test_a_processor_without_bfloat16_computes_in_float32(
+    tiny_llama: Maker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hf, "has_bfloat16", lambda: False)
+    made = backend(tiny_llama(), dtype="bfloat16")
+
+    async def enter() -> dict[str, Any]:
+        async with made:
+            return made.describe()
+
+    assert asyncio.run(enter())["dtype"] == "float32"
+    assert "no bfloat16" in caplog.text
 
 
 def test_bad_settings_are_refused_by_key(tiny_llama: Maker) -> None:
