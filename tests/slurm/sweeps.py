@@ -17,7 +17,7 @@ from tests.test_run_hf import same
 
 Lines = list[str]
 ECHO = ("task=crossword", "backend=echo", "cue=wait", "sampling.num_samples=2", "run.limit=12")
-SLOW = ("backend.capacity=2", "backend.seconds_per_token=0.002")  # some 10 s
+SLOW = ("backend.capacity=2", "backend.seconds_per_token=0.004")  # some 20 s
 
 
 class Sweep:
@@ -38,7 +38,7 @@ class Sweep:
             stderr=subprocess.STDOUT,
         )
 
-    def end(self, status: int = 0, seconds: float = 240) -> str:
+    def end(self, status: int = 0, seconds: float = 500) -> str:
         """Wait for its end; what it printed."""
         found = self.process.wait(timeout=seconds)
         text = self.log.read_text()
@@ -61,7 +61,7 @@ def ask(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def until(found: Callable[[], Any], what: str, seconds: float = 120) -> Any:
+def until(found: Callable[[], Any], what: str, seconds: float = 300) -> Any:
     """Ask again and again for something that is true."""
     deadline = time.monotonic() + seconds
     while not (value := found()):
@@ -97,6 +97,16 @@ def wait_for_rows(root: Path, count: int) -> None:
         return sum(file.read_bytes().count(b"\n") for file in files) >= count
 
     until(there, f"{count} rows in {root}")
+
+
+def wait_for_work(root: Path) -> None:
+    """Until something is generated: rows of one batch end together, and then it may be late."""
+
+    def there() -> bool:
+        files = [*root.rglob("step*.jsonl"), *root.rglob("journal-*.jsonl")]
+        return any(file.stat().st_size for file in files)
+
+    until(there, f"a generation in {root}")
 
 
 def pids_of(job: str) -> dict[int, str]:

@@ -20,7 +20,7 @@ from tests.slurm.sweeps import (
     revive,
     tasks_of,
     until,
-    wait_for_rows,
+    wait_for_work,
 )
 
 SMOLLM2 = (
@@ -28,7 +28,7 @@ SMOLLM2 = (
     "backend=hf",
     "quantization=fp32",
     "cue=wait",
-    "backend.batch_size=4",
+    "backend.batch_size=2",
     "run.limit=6",
     "sampling.think_cap=24",
     "sampling.answer_cap=8",
@@ -93,7 +93,7 @@ def happen(
     sweeps = {e: Sweep(f"{NAMES[backend]}-{e.__name__}", root / e.__name__, *line) for e in events}
     jobs, expected = {}, {}
     for event, sweep in sweeps.items():
-        wait_for_rows(sweep.root, 1)
+        wait_for_work(sweep.root)
         jobs[event] = sweep.job()
         expected[event] = event(jobs[event])
     first = {event: sweep.end(expected[event]) for event, sweep in sweeps.items()}
@@ -138,7 +138,7 @@ def test_the_death_of_a_node_moves_the_job_to_the_other_one(
     tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]], backend: str
 ) -> None:
     sweep = Sweep(f"node-{backend}", tmp_path, *LINES[backend])
-    wait_for_rows(tmp_path, 1)
+    wait_for_work(tmp_path)
     job = sweep.job()
     dead = kill_node_of(job)
     try:
@@ -156,7 +156,7 @@ def test_a_job_that_slurm_runs_twice_writes_no_row_twice(
     tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]]
 ) -> None:
     sweep = Sweep("twice", tmp_path, *LINES["echo"])
-    wait_for_rows(tmp_path, 1)
+    wait_for_work(tmp_path)
     job = sweep.job()
     node = ask("squeue", "-h", "-j", job, "-o", "%N")
     (old,) = tasks_of(job)
