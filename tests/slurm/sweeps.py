@@ -13,7 +13,6 @@ from typing import Any
 from tests.composing import ROOT
 from tests.slurm.conftest import HERE
 from tests.test_executor import stable
-from tests.test_run_hf import same
 
 Lines = list[str]
 ECHO = ("task=crossword", "backend=echo", "cue=wait", "sampling.num_samples=2", "run.limit=12")
@@ -78,7 +77,18 @@ def agree(found: dict[str, Lines], expected: dict[str, Lines], exact: bool = Tru
     if exact:
         return found == expected
     rows = [{k: [json.loads(x) for x in v] for k, v in some.items()} for some in (found, expected)]
-    return same(*rows)
+    return close(*rows)
+
+
+def close(value: Any, other: Any) -> bool:
+    """Equal, floats within 1e-4: what is left of a batch after a restart adds up otherwise."""
+    if isinstance(value, float) and isinstance(other, float):
+        return abs(value - other) <= 1e-4
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(close(value[k], other[k]) for k in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(close, value, other))
+    return bool(value == other)
 
 
 def lines_in(root: Path) -> dict[str, Lines]:
