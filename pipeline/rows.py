@@ -324,8 +324,8 @@ class Rows:
         """Lines that are no rows."""
         return self._index.broken
 
-    def append(self, row: Row) -> None:
-        """Write one whole row and flush it to disk. Safe from several threads."""
+    def append(self, row: Row, flush: bool = True) -> None:
+        """Write one whole row and flush it to disk, or leave that to `synced`. Thread-safe."""
         data = encode(row)
         with self._mutex:
             offset = append(self._file, data)
@@ -333,7 +333,12 @@ class Rows:
             written = self._flush.written
             self._index.add(row, Place(self.own, Line(offset, len(data))))
             self.complete.add(key_of(row))
-        self._flush.reach(written)
+        if flush:
+            self._flush.reach(written)
+
+    async def synced(self) -> None:
+        """Return once every row appended so far is on disk."""
+        await self._flush.reached(self._flush.written)
 
     def read(self, key: Key) -> Row:
         """The current row of a key. Raises KeyError without one."""
@@ -367,7 +372,7 @@ class Rows:
 
     def close(self) -> None:
         """Close the file; an empty part of one's own goes."""
-        self._file.close()
+        self._flush.close()
         if self.own != self.path and self.own.exists() and self.own.stat().st_size == 0:
             self.own.unlink()
 

@@ -157,6 +157,7 @@ class Session:
             row = self._row(example, sample, backend, passes, stored or {})
             if not await asyncio.to_thread(self._store, key, row):
                 return None
+            await self.rows.synced()
         except BudgetSpentError:
             return None
         finally:
@@ -167,7 +168,7 @@ class Session:
 
     def _store(self, key: Key, row: Row) -> bool:
         if self.claims.held(key):
-            self.rows.append(row)
+            self.rows.append(row, flush=False)
             return True
         if self.shared:
             return False
