@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from components.backends.batches import Batches
 from components.backends.decoder.build import Options, maker, slots_for
@@ -239,6 +240,7 @@ class HfBackend:
     def _load_model(self) -> PreTrainedModel:
         source = self._ready().weights
         placed = {} if self._device.type == "cpu" else {"device_map": {"": str(self._device)}}
+        transformers_logging.disable_progress_bar()  # the run has a bar of its own
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 source.location,
