@@ -152,5 +152,6 @@ def test_passes_are_named_as_the_cues_come_and_pass2_is_the_last_that_is_no_cont
     named = name_passes(made)
     assert list(named) == ["pass2a", "pass2b", "pass2"]
     assert named["pass2"]["cue"] == "wait" and "token_ids" not in named["pass2"]
-    assert stored_passes(named) == made
+    row = {"example_id": "e", "sample_idx": 0, "pass1": made[0]} | named
+    assert stored_passes(row) == made
     assert name_passes(made[:1]) == {"pass2": made[0]} and name_passes([]) == {"pass2": None}
