@@ -14,6 +14,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Command lines that tests start may name classes of tests/, which no installation holds.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 from components.models.checkpoint import cache_folder, prepare, resolve  # noqa: E402
 from pipeline.spec import ModelSpec  # noqa: E402

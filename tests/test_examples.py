@@ -25,13 +25,9 @@ def run(*command: str) -> str:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_completes_and_its_rows_can_be_read(script: Path, tmp_path: Path) -> None:
     said = run(str(script), "backend=echo", f"run.root={tmp_path}")
-    assert said.count("complete: ") == len(list(tmp_path.rglob("run.json"))) * starts(script)
+    assert said.count("complete: ") == len(list(tmp_path.rglob("run.json"))) > 0
     told = run(sys.executable, str(ROOT / "examples/read_rows.py"), str(tmp_path))
     assert "pass1" in told and "pass2" in told and "least sure of: '" in told
-
-
-def starts(script: Path) -> int:
-    return 2 if script.name == "own_questions.sh" else 1
 
 
 def test_the_second_start_of_own_questions_asks_nothing(tmp_path: Path) -> None:
