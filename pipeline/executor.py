@@ -1,7 +1,4 @@
-"""Runs the traces of one or more points over one backend.
-
-Opens as many as the backend wants, writes rows as they end.
-"""
+"""Runs the traces of one or more points over one backend, and writes rows as they end."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +21,8 @@ async def execute(
 ) -> list[Session]:
     """Run every point to its end; points share `backend`.
 
-    `backend` is entered only if anything is left to do. When `stop` is set no new trace begins and
-    those under way are dropped; what they finished is in the journal. `on_row` hears of every row,
-    and of every failed trace with None. Returns the closed sessions, fewer if `stop` came early.
+    `backend` is entered only if anything is left to do. `stop` drops traces under way; what they
+    finished is in the journal. `on_row` hears of every row, and of a failed trace with None.
     """
     stop = stop or asyncio.Event()
     sessions: list[Session] = []
