@@ -240,7 +240,8 @@ class HfBackend:
     def _load_model(self) -> PreTrainedModel:
         source = self._ready().weights
         placed = {} if self._device.type == "cpu" else {"device_map": {"": str(self._device)}}
-        transformers_logging.disable_progress_bar()  # the run has a bar of its own
+        # The run has a bar of its own.
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 source.location,
