@@ -9,10 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from launch import report_charts as charts
-from launch import report_file
-from launch.report_rows import pack
-from launch.report_runs import Prompts, configs, difference
+from launch.reporting import charts, html_file
+from launch.reporting.rows import pack
+from launch.reporting.runs import Prompts, configs, difference
 from pipeline.reading import find
 from pipeline.rows import StoreError
 from pipeline.spec import SpecError, require
@@ -75,8 +74,8 @@ class Pieces:
                 yield from self._flush(texts, tokens)
         if texts:
             yield from self._flush(texts, tokens)
-        yield "prompts", report_file.piece(self.prompts.piece())
-        yield "index", report_file.piece(self._index())
+        yield "prompts", html_file.piece(self.prompts.piece())
+        yield "index", html_file.piece(self._index())
 
     def _packed(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[Any]]]:
         for side in self.sides:
@@ -91,8 +90,8 @@ class Pieces:
 
     def _flush(self, texts: list[Any], tokens: list[Any]) -> Iterator[tuple[str, bytes]]:
         number = (len(self.lines) - 1) // CHUNK
-        yield f"texts-{number}", report_file.piece(texts)
-        yield f"tokens-{number}", report_file.piece(tokens)
+        yield f"texts-{number}", html_file.piece(texts)
+        yield f"tokens-{number}", html_file.piece(tokens)
         texts.clear()
         tokens.clear()
 
@@ -113,7 +112,7 @@ class Pieces:
             "tables": list(charts.tables(named)),
             "configs": difference(own[0], own[-1]),
             "notes": self._notes(),
-            "licences": report_file.licences(),
+            "licences": html_file.licences(),
         }
 
     def _notes(self) -> list[str]:
@@ -174,7 +173,7 @@ def write_report(
     require(rows >= 0, "--rows", "be 0 or more", rows)
     groups = [runs, compare] if compare else [runs]
     sides = [read(number, roots, rows) for number, roots in enumerate(groups)]
-    return report_file.write(output, title, Pieces(sides))
+    return html_file.write(output, title, Pieces(sides))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

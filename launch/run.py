@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from launch.compose import arguments, build_backend, build_point, register_schema, to_spec
 from launch.running import INTERRUPTED, run_ready
 from launch.screen import show_dry_run
-from launch.sweep import of_points
+from launch.sweeping.sweep import of_points
 from pipeline.point import Point
 from pipeline.protocols import Backend, BackendLostError
 from pipeline.rows import StoreError

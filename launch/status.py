@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from launch.points import count_lines
+from launch.sweeping.points import count_lines
 from pipeline.leases import Leases
 from pipeline.rows import StoreError, parts_of, read_lines, write_atomically
 from pipeline.run_record import attempts_of, read_record

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launch.compose import build
-from launch.report_runs import flat
+from launch.reporting.runs import flat
 from pipeline import summary
 from pipeline.point import Point
 from pipeline.protocols import Tracker

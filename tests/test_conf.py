@@ -10,8 +10,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.compose import arguments, build, to_spec
-from launch.plan import measured
 from launch.status import main as status_of
+from launch.sweeping.plan import measured
 from pipeline.spec import RunSpec, SpecError
 from tests.composing import ROOT, composed
 

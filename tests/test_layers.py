@@ -9,11 +9,15 @@ ROOT = Path(__file__).parent.parent
 FORBIDDEN = {"pipeline": {"components", "launch"}, "components": {"launch"}}
 
 
-def imported(path: Path) -> set[str]:
+def modules(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    return {name.split(".")[0] for name in names}
+    return names
+
+
+def imported(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in modules(path)}
 
 
 @pytest.mark.parametrize("package", sorted(FORBIDDEN))
@@ -28,3 +32,18 @@ def test_init_files_are_empty() -> None:
     packages = ("pipeline", "components", "launch")
     inits = [f for p in packages for f in (ROOT / p).rglob("__init__.py")]
     assert inits and all(not file.read_text().strip() for file in inits)
+
+
+def test_what_stands_behind_the_commands_imports_none_of_them() -> None:
+    commands = {
+        f"launch.{path.stem}"
+        for path in (ROOT / "launch").glob("*.py")
+        if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    }
+    assert len(commands) > 5
+    behind = [
+        f for package in ("sweeping", "reporting") for f in (ROOT / "launch" / package).iterdir()
+    ]
+    files = [file for file in behind if file.suffix == ".py"]
+    assert len(files) > 10
+    assert not {str(f): wrong for f in files if (wrong := modules(f) & commands)}

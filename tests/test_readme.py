@@ -49,7 +49,7 @@ def test_every_file_that_the_tree_names_exists() -> None:
 
 def test_the_tree_names_every_module_of_pipeline_and_launch() -> None:
     names = set(named_files())
-    files = [*ROOT.glob("pipeline/*.py"), *ROOT.glob("launch/*.py")]
+    files = [*ROOT.glob("pipeline/*.py"), *ROOT.glob("launch/*.py"), *ROOT.glob("launch/*/*.py")]
     modules = {str(f.relative_to(ROOT)) for f in files if f.name != "__init__.py"}
     assert not modules - names
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 
 class ClusterLauncher(BasicLauncher):
-    """Hands the points of a sweep to `launch.sweep`; other applications run as Hydra runs them."""
+    """Hands the points of a sweep to `launch.sweeping`; other applications run as Hydra does it."""
 
     def __init__(self, **options: Any) -> None:
         """Keep the options of `launch.cluster.Cluster`."""
@@ -32,7 +32,10 @@ class ClusterLauncher(BasicLauncher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run a sweep; ends the process with its status unless every row is there."""
-        from launch.sweep import MARK, run_sweep  # plugins are scanned by every Hydra program
+        from launch.sweeping.sweep import (  # plugins are scanned by every Hydra program
+            MARK,
+            run_sweep,
+        )
 
         assert self.hydra_context is not None and self.config is not None
         if not getattr(self.task_function, MARK, False):

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.rows import write_atomically
 from pipeline.spec import SpecError
 
-PAGE = Path(__file__).with_name("report_page")
+PAGE = Path(__file__).with_name("page")
 STYLES = ("page.css", "sample.css", "board.css")
 SCRIPTS = (
     *("pieces.js", "elements.js", "tables.js", "figures.js", "plots.js"),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.points import Draft
+from launch.sweeping.points import Draft
 from pipeline.spec import SpecError
 
 

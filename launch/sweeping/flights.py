@@ -10,8 +10,8 @@ from typing import Any
 
 from submitit.core import utils
 
-from launch.points import Member
-from launch.submit import PENDING, RUNNING, QueueError, slurm_states
+from launch.sweeping.points import Member
+from launch.sweeping.submit import PENDING, RUNNING, QueueError, slurm_states
 from pipeline.rows import write_atomically
 from pipeline.spec import SpecError
 

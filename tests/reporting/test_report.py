@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from launch import report, report_file
-from launch.report_compare import NAMES
-from launch.report_rows import pack, passes_of
-from launch.report_runs import difference, flat
+from launch import report
+from launch.reporting import html_file
+from launch.reporting.compare import NAMES
+from launch.reporting.rows import pack, passes_of
+from launch.reporting.runs import difference, flat
 from pipeline.passes import Keep, build_pass
 from pipeline.protocols import Cue, Example
 from pipeline.rows import encode
@@ -226,5 +227,5 @@ def test_a_task_outside_this_repository_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_every_script_and_style_of_the_page_is_in_the_file() -> None:
-    files = {path.name for path in report_file.PAGE.iterdir() if path.suffix in (".js", ".css")}
-    assert files == {*report_file.SCRIPTS, *report_file.STYLES}
+    files = {path.name for path in html_file.PAGE.iterdir() if path.suffix in (".js", ".css")}
+    assert files == {*html_file.SCRIPTS, *html_file.STYLES}

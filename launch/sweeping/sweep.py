@@ -14,15 +14,15 @@ from rich.console import Console
 
 from launch.cluster import check
 from launch.compose import build_backend
-from launch.flights import Flight, Watch, already_queued, note
-from launch.job import Job
-from launch.manifest import lines_of
-from launch.packs import pack
-from launch.plan import print_plan, split
-from launch.points import Builder, Composer, Member, missing_rows
 from launch.running import INTERRUPTED, run_ready
-from launch.submit import QueueError, array_limit, submit
-from launch.table import print_points
+from launch.sweeping.flights import Flight, Watch, already_queued, note
+from launch.sweeping.job import Job
+from launch.sweeping.manifest import lines_of
+from launch.sweeping.packs import pack
+from launch.sweeping.plan import print_plan, split
+from launch.sweeping.points import Builder, Composer, Member, missing_rows
+from launch.sweeping.submit import QueueError, array_limit, submit
+from launch.sweeping.table import print_points
 from pipeline.protocols import BackendLostError
 from pipeline.rows import StoreError
 from pipeline.spec import SpecError, require

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.points import Member
-from launch.submit import array_limit, test_only
-from launch.table import rows_of
+from launch.sweeping.points import Member
+from launch.sweeping.submit import array_limit, test_only
+from launch.sweeping.table import rows_of
 from pipeline.run_record import attempts_of, read_record
 
 

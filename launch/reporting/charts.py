@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from launch.report_compare import compared
+from launch.reporting.compare import compared
 from pipeline import estimates, summary
 from pipeline.at_k import at_k
 from pipeline.table import POINT, Table

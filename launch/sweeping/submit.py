@@ -14,10 +14,10 @@ import submitit
 from submitit.core import utils
 
 from launch.cluster import submitit_parameters
-from launch.job import Job
+from launch.sweeping.job import Job
 from pipeline.spec import SpecError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 PENDING |= {"RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}

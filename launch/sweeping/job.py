@@ -16,8 +16,8 @@ from typing import Any
 import submitit
 
 from launch.compose import build_backend, build_point
-from launch.points import Draft
 from launch.running import Ran, run_ready
+from launch.sweeping.points import Draft
 from pipeline.protocols import Backend
 from pipeline.run_record import job_id
 

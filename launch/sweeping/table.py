@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from launch.points import Member
+from launch.sweeping.points import Member
 
 
 def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:

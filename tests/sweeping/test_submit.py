@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import job
 from launch.cluster import check
 from launch.compose import to_spec
-from launch.flights import Flight, Watch
-from launch.submit import QueueError, slurm_states
+from launch.sweeping import job
+from launch.sweeping.flights import Flight, Watch
+from launch.sweeping.submit import QueueError, slurm_states
 from pipeline.spec import SpecError
 from tests.composing import ROOT, composed
 from tests.test_run import command
@@ -130,7 +130,7 @@ def test_a_queue_that_does_not_answer_is_asked_again_but_not_for_ever(
     watch = Watch(1.0, [Flight("5", [], "logs/%j")])
     watch.look()
     assert watch.alive
-    monkeypatch.setattr("launch.flights.PATIENCE", -1.0)
+    monkeypatch.setattr("launch.sweeping.flights.PATIENCE", -1.0)
     with pytest.raises(QueueError, match="has not answered"):
         watch.look()
 
@@ -163,7 +163,7 @@ def test_a_stopped_job_is_requeued_once_by_rank_0_or_ends_with_its_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr("launch.job.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("launch.sweeping.job.time.sleep", lambda seconds: None)
     asked: list[int] = []
     for rank, number in ((0, signal.SIGUSR2), (1, signal.SIGUSR2), (0, signal.SIGTERM)):
         ran = job.Ran([], {number})

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from launch.compose import build_backend, build_point, to_spec
-from launch.manifest import lines_of
-from launch.packs import pack
-from launch.points import Builder, Draft, Member
 from launch.running import run_ready
-from launch.table import print_points
+from launch.sweeping.manifest import lines_of
+from launch.sweeping.packs import pack
+from launch.sweeping.points import Builder, Draft, Member
+from launch.sweeping.table import print_points
 from pipeline.executor import execute
 from pipeline.rows import Row, read_rows
 from pipeline.spec import SpecError

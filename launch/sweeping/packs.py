@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launch.points import Draft, Member
+from launch.sweeping.points import Draft, Member
 from pipeline.spec import SpecError
 
 
