@@ -1,7 +1,6 @@
 """Models that tests share, and the comparison with files under tests/golden."""
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,39 +69,16 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     Weights are drawn wide, so that the next token's distribution is far from flat. Keywords replace
     fields of its LlamaConfig.
     """
+    from tests.tiny import tiny  # loads torch and Transformers, which most tests do without
+
     made: dict[str, Path] = {}
 
     def make(seed: int = 0, **config: Any) -> Path:
         key = repr((seed, sorted(config.items())))
         if key not in made:
-            made[key] = tmp_path_factory.mktemp("tiny_llama")
-            _write_tiny_llama(made[key], smollm2, seed, config)
+            fields = {"tie_word_embeddings": True, **config}
+            folder = tmp_path_factory.mktemp("tiny_llama")
+            made[key] = tiny("llama", smollm2, folder, seed, **fields)
         return made[key]
 
     return make
-
-
-def _write_tiny_llama(folder: Path, tokenizer: Path, seed: int, config: dict[str, Any]) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    fields: dict[str, Any] = {
-        "vocab_size": 49152,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-        "initializer_range": 0.6,
-        "tie_word_embeddings": True,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**fields | config))
-    model.to(torch.float32).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(tokenizer / name, folder / name)

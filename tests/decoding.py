@@ -1,28 +1,18 @@
-"""Tiny models of several architectures, and requests to compare decoders with."""
+"""Requests to compare decoders with, and what decoders make of them."""
 
 import asyncio
 import random
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.backends.hf import HfBackend
 from components.quantization.precision import Precision
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import ModelSpec, Sampling
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {},
-    "mistral": {"sliding_window": None, "head_dim": 16},
-    "gemma": {"head_dim": 32, "num_key_value_heads": 1},
-    "phi3": {"sliding_window": None},
-    "qwen3": {"head_dim": 32},
-}
 MIXED = [
     Sampling(temperature=0),
     Sampling(temperature=0.8, top_p=0.9),
@@ -32,35 +22,6 @@ MIXED = [
     Sampling(temperature=1.0, top_p=1.0),
 ]
 WORDS = "the red bird of seven hills counts 3 apples and asks why rivers run to an old sea".split()
-
-
-def tiny(kind: str, tokenizer: Path, folder: Path, **fields: Any) -> Path:
-    """A random float32 model of one architecture with SmolLM2's tokenizer, in `folder`."""
-    config = AutoConfig.for_model(
-        kind,
-        **{
-            "vocab_size": 49152,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 2048,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 2,
-            "initializer_range": 0.6,
-            **ARCHITECTURES.get(kind, {}),
-            **fields,
-        },
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(tokenizer / name, folder / name)
-    return folder
 
 
 def requests(

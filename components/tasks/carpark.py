@@ -9,44 +9,27 @@ counts, else `is_gold_match`.
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from components.tasks import records, tagged
+from components.tasks.questions import Questions
 from components.tasks.rush import soft_match
 from components.tasks.rush.board import Board, BoardError, IllegalMove, parse_board, parse_moves
 from components.tasks.rush.solver import solve_text
 from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Message, Prompt
 
-FIELDS = ("id", "board", "moves", "solution", "messages", "difficulty")
 _BAKED_TAG = re.compile(r"\s*<think>\s*$", re.IGNORECASE)
 
 
-class Carpark:
+@dataclass(kw_only=True, eq=False)
+class Carpark(Questions):
     """Task `carpark`; the arguments are the keys of `conf/task/carpark.yaml`."""
 
-    def __init__(
-        self,
-        name: str,
-        data: Mapping[str, Any],
-        columns: Mapping[str, Any],
-        system_prompt: str | None,
-        user_prompt: str,
-        few_shot: Sequence[Mapping[str, str]] = (),
-        tagged_phases: bool = True,
-        think_cap: int = 750,
-        answer_cap: int = 50,
-        max_output_tokens: int = 900,
-    ) -> None:
-        self.name = name
-        self.source = records.source(data)
-        records.check_columns(columns, FIELDS)
-        self.columns = columns
-        self.system_prompt = system_prompt
-        self.user_prompt = user_prompt
-        self.few_shot = few_shot
-        self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
-        self.max_output_tokens = max_output_tokens
+    FIELDS = ("id", "board", "moves", "solution", "messages", "difficulty")
+
+    user_prompt: str
 
     def examples(self) -> Sequence[Example]:
         """All boards, in order; a board without its optimum is solved."""

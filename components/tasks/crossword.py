@@ -9,13 +9,14 @@ import re
 import time
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from components.tasks import records, tagged
+from components.tasks.questions import Questions
 from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Prompt
 
-FIELDS = ("id", "question", "answer", "enumeration")
 _BAKED_TAG = re.compile(r"\s*<think>\s*$", re.IGNORECASE)
 _IN_CLUE = re.compile(r"\s*\(([\d\s,'\u2019.\-\u2013]*\d)\)\s*$")
 _SPELLING = re.compile(r"[\d\s,;/'\u2019.\-\u2013()\[\]]+(?:words?)?", re.IGNORECASE)
@@ -24,31 +25,13 @@ _LIGATURES = str.maketrans(
 )
 
 
-class Crossword:
+@dataclass(kw_only=True, eq=False)
+class Crossword(Questions):
     """Task `crossword`; the arguments are the keys of `conf/task/crossword.yaml`."""
 
-    def __init__(
-        self,
-        name: str,
-        data: Mapping[str, Any],
-        columns: Mapping[str, Any],
-        system_prompt: str | None,
-        user_prompt: str,
-        few_shot: Sequence[Mapping[str, str]] = (),
-        tagged_phases: bool = True,
-        think_cap: int = 750,
-        answer_cap: int = 50,
-        max_output_tokens: int = 900,
-    ) -> None:
-        self.name = name
-        self.source = records.source(data)
-        records.check_columns(columns, FIELDS)
-        self.columns = columns
-        self.system_prompt = system_prompt
-        self.user_prompt = user_prompt
-        self.few_shot = few_shot
-        self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
-        self.max_output_tokens = max_output_tokens
+    FIELDS = ("id", "question", "answer", "enumeration")
+
+    user_prompt: str
 
     def examples(self) -> Sequence[Example]:
         """All clues, in order."""

@@ -28,54 +28,36 @@ Longer than 2,000 characters, unreadable, or too slow (hard limit, `grading_seco
 prediction.
 """
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from components.tasks import records, tagged, text_grading
 from components.tasks.math_grading.boxed import last_boxed
 from components.tasks.math_grading.canonical import canonical, contains
 from components.tasks.math_grading.pool import Pool
+from components.tasks.questions import Questions
 from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Prompt
-from pipeline.spec import SpecError
-
-FIELDS = ("id", "question", "answer")
 
 
-class Mathematics:
+@dataclass(kw_only=True, eq=False)
+class Mathematics(Questions):
     """Task `math` and its relatives; the arguments are the keys of `conf/task/math.yaml`."""
 
-    def __init__(
-        self,
-        name: str,
-        data: Mapping[str, Any],
-        columns: Mapping[str, Any],
-        system_prompt: str | None,
-        user_prompt: str,
-        few_shot: Sequence[Mapping[str, str]] = (),
-        mirrors: Mapping[str, Sequence[str]] | None = None,
-        answer_pattern: str | None = None,
-        last_number: bool = False,
-        tagged_phases: bool = True,
-        think_cap: int = 750,
-        answer_cap: int = 50,
-        max_output_tokens: int = 900,
-        grading_seconds: float = 3.0,
-        grading_workers: int | None = None,
-    ) -> None:
-        self.name = name
-        self.source = records.source(data, mirrors)
-        records.check_columns(columns, FIELDS)
-        self.columns = columns
-        self.system_prompt = system_prompt
-        self.user_prompt = user_prompt
-        self.few_shot = few_shot
-        self.answer_pattern = _pattern(answer_pattern)
-        self.last_number = last_number
-        self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
-        self.max_output_tokens = max_output_tokens
-        self.pool = Pool(grading_workers, grading_seconds)
+    FIELDS = ("id", "question", "answer")
+
+    user_prompt: str
+    answer_pattern: str | None = None
+    last_number: bool = False
+    grading_seconds: float = 3.0
+    grading_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Make the pattern, and the pool that grades."""
+        Questions.__post_init__(self)
+        self._pattern = text_grading.answer_pattern(self.answer_pattern)
+        self.pool = Pool(self.grading_workers, self.grading_seconds)
 
     def examples(self) -> Sequence[Example]:
         """All problems, in order."""
@@ -132,26 +114,12 @@ class Mathematics:
 
         Else the box of a worked solution, else all of it.
         """
-        if self.answer_pattern is None:
+        if self._pattern is None:
             return last_boxed(cell) or cell.strip()
-        matches = list(self.answer_pattern.finditer(cell))
+        matches = list(self._pattern.finditer(cell))
         if not matches:
-            pattern = self.answer_pattern.pattern
+            pattern = self._pattern.pattern
             raise records.DataError(
                 f"{row.where}: task.answer_pattern {pattern!r} finds nothing in {cell!r}"
             )
         return str(matches[-1][1]).strip()
-
-
-def _pattern(text: str | None) -> re.Pattern[str] | None:
-    if text is None:
-        return None
-    try:
-        pattern = re.compile(text, re.MULTILINE)
-    except re.error as error:
-        raise SpecError(
-            f"task.answer_pattern must be a regular expression: {error}, got {text!r}"
-        ) from error
-    if pattern.groups != 1:
-        raise SpecError(f"task.answer_pattern must have one group, the answer, got {text!r}")
-    return pattern

@@ -1,42 +1,31 @@
 """Plain prompts without gold: a text file with one a line, a JSONL file, or texts in the config."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from components.tasks import records, tagged
+from components.tasks.questions import Questions
 from pipeline.protocols import Example, Generation, Prompt
-from pipeline.spec import SpecError
-
-FIELDS = ("id", "prompt", "system_prompt")
+from pipeline.spec import require
 
 
-class Prompts:
+@dataclass(kw_only=True, eq=False)
+class Prompts(Questions):
     """Task `prompts`; the arguments are the keys of `conf/task/prompts.yaml`."""
 
-    def __init__(
-        self,
-        name: str,
-        data: Mapping[str, Any],
-        columns: Mapping[str, Any],
-        system_prompt: str | None,
-        texts: Sequence[str] = (),
-        few_shot: Sequence[Mapping[str, str]] = (),
-        tagged_phases: bool = False,
-        think_cap: int = 750,
-        answer_cap: int = 50,
-        max_output_tokens: int = 100,
-    ) -> None:
-        self.name = name
-        self.source = records.source(data)
-        records.check_columns(columns, FIELDS)
-        self.columns = columns
-        self.system_prompt = system_prompt
-        self.texts = texts
-        self.few_shot = few_shot
-        self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
-        self.max_output_tokens = max_output_tokens
-        if texts and (self.source.path is not None or self.source.hub is not None):
-            raise SpecError("task.texts must be empty when task.data names a path or a hub id")
+    FIELDS = ("id", "prompt", "system_prompt")
+
+    texts: Sequence[str] = ()
+    tagged_phases: bool = False
+    max_output_tokens: int = 100
+
+    def __post_init__(self) -> None:
+        """Check that the prompts come from one place."""
+        Questions.__post_init__(self)
+        named = self.source.path is not None or self.source.hub is not None
+        rule = "be empty when task.data names a path or a hub id"
+        require(not (self.texts and named), "task.texts", rule, self.texts)
 
     def examples(self) -> Sequence[Example]:
         """All prompts, in order."""

@@ -6,54 +6,38 @@ Columns are mapped by config, answers compared by a grader chosen by name.
 import re
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import regex  # type: ignore[import-untyped]
 
 from components.tasks import records, tagged, text_grading
 from components.tasks.math_grading.boxed import last_boxed
 from components.tasks.math_grading.pool import Pool
+from components.tasks.questions import Questions
 from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Prompt
-from pipeline.spec import SpecError
-
-FIELDS = ("id", "question", "answer", "system_prompt", "choices")
+from pipeline.spec import require
 
 
-class QuestionAnswering:
+@dataclass(kw_only=True, eq=False)
+class QuestionAnswering(Questions):
     """Task `qa`; the arguments are the keys of `conf/task/qa.yaml`."""
 
-    def __init__(
-        self,
-        name: str,
-        data: Mapping[str, Any],
-        columns: Mapping[str, Any],
-        grader: str,
-        system_prompt: str | None,
-        user_prompt: str,
-        few_shot: Sequence[Mapping[str, str]] = (),
-        answer_pattern: str | None = None,
-        tagged_phases: bool = False,
-        think_cap: int = 750,
-        answer_cap: int = 50,
-        max_output_tokens: int = 512,
-        grading_seconds: float = 3.0,
-    ) -> None:
-        self.name = name
-        self.source = records.source(data)
-        records.check_columns(columns, FIELDS)
+    FIELDS = ("id", "question", "answer", "system_prompt", "choices")
+
+    grader: str
+    user_prompt: str
+    answer_pattern: str | None = None
+    tagged_phases: bool = False
+    max_output_tokens: int = 512
+    grading_seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Check the grader's name; make the pattern, and the pool that grades mathematics."""
+        Questions.__post_init__(self)
         graders = sorted([*text_grading.GRADERS, "math"])
-        if grader not in graders:
-            raise SpecError(f"task.grader must be one of {', '.join(graders)}, got {grader!r}")
-        self.columns = columns
-        self.grader = grader
-        self.system_prompt = system_prompt
-        self.user_prompt = user_prompt
-        self.few_shot = few_shot
-        self.answer_pattern = _pattern(answer_pattern)
-        self.phases = tagged.phases(tagged_phases, think_cap, answer_cap, max_output_tokens)
-        self.max_output_tokens = max_output_tokens
-        self.pool = Pool(None, grading_seconds)
+        require(self.grader in graders, "task.grader", f"be one of {graders}", self.grader)
+        self._pattern = text_grading.answer_pattern(self.answer_pattern)
+        self.pool = Pool(None, self.grading_seconds)
 
     def examples(self) -> Sequence[Example]:
         """All questions, in order."""
@@ -104,10 +88,10 @@ class QuestionAnswering:
 
     def _answer(self, found: tagged.Found) -> str:
         text = found.text or tagged.visible(found)
-        if self.answer_pattern is None:
+        if self._pattern is None:
             return text
         try:
-            matches = list(self.answer_pattern.finditer(text, timeout=text_grading.REGEX_SECONDS))
+            matches = list(self._pattern.finditer(text, timeout=text_grading.REGEX_SECONDS))
         except TimeoutError:
             return ""
         return str(matches[-1][1] or "").strip() if matches else ""
@@ -142,18 +126,6 @@ def _choices(row: records.Record, value: Any) -> list[str]:
         return list(value)
     rule = "the column of task.columns.choices must hold a list of texts"
     raise records.DataError(f"{row.where}: {rule}, got {value!r}")
-
-
-def _pattern(text: str | None) -> "regex.Pattern[str] | None":
-    if text is None:
-        return None
-    try:
-        pattern = regex.compile(text, regex.MULTILINE)
-    except regex.error as error:
-        raise SpecError(f"task.answer_pattern must be a regular expression: {error}") from error
-    if pattern.groups != 1:
-        raise SpecError(f"task.answer_pattern must have one group, the answer, got {text!r}")
-    return pattern
 
 
 def _check_gold_pattern(row: records.Record, gold: str | list[str]) -> None:

@@ -10,6 +10,7 @@ from fractions import Fraction
 import regex  # type: ignore[import-untyped]
 
 from components.tasks.verdict import Verdict
+from pipeline.spec import SpecError, require
 
 REGEX_SECONDS = 2.0  # of processor time, so that the wall clock stays under 5 s beside other work
 MAX_LENGTH = 100_000  # characters of a prediction that are looked at
@@ -41,6 +42,19 @@ def grade(name: str, gold: str, pred: str, choices: Sequence[str] = ()) -> Verdi
     else:
         equal, reason = GRADERS[name](gold, pred)
     return Verdict(equal, reason, time.monotonic() - begun)
+
+
+def answer_pattern(text: str | None) -> "regex.Pattern[str] | None":
+    """`task.answer_pattern` compiled. Raises SpecError unless it has one group, the answer."""
+    if text is None:
+        return None
+    try:
+        pattern = regex.compile(text, regex.MULTILINE)
+    except regex.error as error:
+        rule = f"task.answer_pattern must be a regular expression, {error}"
+        raise SpecError(f"{rule}: got {text!r}") from error
+    require(pattern.groups == 1, "task.answer_pattern", "have one group, the answer", text)
+    return pattern
 
 
 def normal(text: str) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.protocols import Generation, Request
-from tests.decoding import ARCHITECTURES, MIXED, backend, decode, requests, same, tiny
+from tests.decoding import MIXED, backend, decode, requests, same
+from tests.tiny import ARCHITECTURES, tiny
 
 ASKED = requests(6, MIXED, samples=2, caps=(1, 16))
 

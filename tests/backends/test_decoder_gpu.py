@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from components.backends.decoder.attention import DecodeFrame
 from components.backends.decoder.cache import KeyValues, LayerShape
 from pipeline.protocols import Generation
-from tests.decoding import MIXED, backend, decode, requests, same, tiny
+from tests.decoding import MIXED, backend, decode, requests, same
+from tests.tiny import tiny
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():

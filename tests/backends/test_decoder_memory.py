@@ -17,7 +17,8 @@ from components.backends.decoder.plain import PlainSteps
 from components.backends.hf import HfBackend
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import Sampling
-from tests.decoding import MIXED, backend, decode, requests, same, tiny
+from tests.decoding import MIXED, backend, decode, requests, same
+from tests.tiny import tiny
 
 ASKED = requests(4, MIXED, samples=3, caps=(2, 12))
 

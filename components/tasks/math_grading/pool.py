@@ -1,6 +1,7 @@
 """Grading from any thread, in worker processes with a hard time limit."""
 
 import json
+import math
 import os
 import queue
 import subprocess
@@ -10,6 +11,7 @@ import weakref
 from pathlib import Path
 
 from components.tasks.verdict import Verdict
+from pipeline.spec import require
 
 MEGABYTES = 2048
 START_SECONDS = 120.0
@@ -31,8 +33,8 @@ class Pool:
             seconds: hard limit for one comparison; then the answer counts as different.
         """
         count = workers if workers is not None else max(1, min(4, (os.cpu_count() or 2) // 2))
-        if count < 1 or seconds <= 0:
-            raise ValueError(f"a grading pool needs a worker and time, got {count} and {seconds} s")
+        require(count >= 1, "task.grading_workers", "be null or 1 or more", workers)
+        require(0 < seconds < math.inf, "task.grading_seconds", "be above 0, and finite", seconds)
         self.seconds = seconds
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(count):

@@ -1,0 +1,42 @@
+"""Tiny random models of several architectures, which speak with SmolLM2's tokenizer."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "mistral": {"sliding_window": None, "head_dim": 16},
+    "gemma": {"head_dim": 32, "num_key_value_heads": 1},
+    "phi3": {"sliding_window": None},
+    "qwen3": {"head_dim": 32},
+}
+FIELDS: dict[str, Any] = {
+    "vocab_size": 49152,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+    "initializer_range": 0.6,
+}
+
+
+def tiny(kind: str, tokenizer: Path, folder: Path, seed: int = 7, **fields: Any) -> Path:
+    """A random float32 model of one architecture in `folder`; `fields` are its config's."""
+    config = AutoConfig.for_model(kind, **FIELDS | ARCHITECTURES.get(kind, {}) | fields)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / name, folder / name)
+    return folder
