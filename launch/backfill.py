@@ -22,7 +22,8 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from launch.compose import arguments, build, build_backend, register_schema, to_spec
+from launch.command_line import ended, run_application
+from launch.compose import build, build_backend, register_schema, to_spec
 from launch.running import run_until_signal
 from pipeline.backfill import (
     BackfillPoint,
@@ -38,9 +39,9 @@ from pipeline.gaps import Gap, Rules, Scan, scan, split_cues
 from pipeline.leases import Held, Leases
 from pipeline.phases import resolve_phases
 from pipeline.point import refuse_what_it_cannot
-from pipeline.protocols import Backend, BackendLostError, Cue, Task
+from pipeline.protocols import Backend, Cue, Task
 from pipeline.reading import WORKING
-from pipeline.rows import Row, StoreError
+from pipeline.rows import Row
 from pipeline.session import SAMPLING_COLUMNS, Session
 from pipeline.spec import RunSpec, SpecError, digest, require
 
@@ -90,12 +91,7 @@ class BackfillSpec(RunSpec):
 @hydra.main(version_base="1.3", config_path="../conf", config_name="backfill")
 def main(config: DictConfig) -> None:
     """Backfill one file."""
-    try:
-        status = backfill(config)
-    except (SpecError, StoreError, BackendLostError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
-    if status:
+    if status := ended(lambda: backfill(config)):
         sys.exit(status)
 
 
@@ -108,6 +104,7 @@ def backfill(config: DictConfig) -> int:
     cues = cues_of(spec)
     with locked(source, spec):
         found = scan(source, spec.backfill, cues)
+        require(found.rows > 0, "backfill.input", "hold rows of a run", str(source))
         print(sentence(found, spec))
         if spec.run.dry:
             return 0
@@ -121,6 +118,8 @@ def cues_of(spec: BackfillSpec) -> tuple[Cue, ...]:
     given = spec.backfill
     phrase = given.phrase
     if given.phrase_file is not None:
+        there = Path(given.phrase_file).is_file()
+        require(there, "backfill.phrase_file", "name a file of cues", given.phrase_file)
         phrase = Path(given.phrase_file).read_text(encoding="utf-8")
     if phrase is not None:
         return split_cues(phrase)
@@ -279,10 +278,12 @@ def locked(source: Path, spec: BackfillSpec) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SpecError(f"{source} is being backfilled; wait for that to end") from None
-        with _run_folder_lease(source.parent, spec):
-            yield
-        source.with_name(f".{source.name}.before_backfill").unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+        try:
+            with _run_folder_lease(source.parent, spec):
+                yield
+            source.with_name(f".{source.name}.before_backfill").unlink(missing_ok=True)
+        finally:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -307,5 +308,4 @@ ConfigStore.instance().store(name="backfill_spec", node=BackfillSpec)
 register_schema()
 
 if __name__ == "__main__":
-    sys.argv[1:] = arguments(sys.argv[1:])
-    main()
+    sys.exit(run_application(main))

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from components.tasks.records import DataError, load, source
+from components.tasks.records import DataError, read_file
 from components.tasks.rush.board import BoardError, parse_board
 from components.tasks.rush.generator import Recipe, generate
 from components.tasks.rush.solver import solve
+from launch.command_line import ended
 
 
 def solved_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -22,7 +23,7 @@ def solved_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     A file's own optimum that differs is kept as `moves_in_file`.
     """
-    for record in load(source({"path": path})):
+    for record in read_file(path, "the file to solve"):
         text = record.values.get("board")
         if not isinstance(text, str):
             raise DataError(f"{record.where}: board must hold the board's text, got {text!r}")
@@ -39,9 +40,9 @@ def solved_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield record.where, row
 
 
-def _solve(path: str) -> int:
+def _solve(options: argparse.Namespace) -> int:
     status = 0
-    for where, row in solved_rows(path):
+    for where, row in solved_rows(options.file):
         print(json.dumps(row, ensure_ascii=False), flush=True)
         if "moves_in_file" in row:
             print(
@@ -92,11 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run one door; status 1 when a stated optimum is wrong, 2 with one sentence for bad input."""
     options = _parser().parse_args()
-    try:
-        return _solve(options.file) if options.door == "solve" else _generate(options)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    door = _solve if options.door == "solve" else _generate
+    return ended(lambda: door(options))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The options of `conf/cluster/*.yaml`: where the jobs of a sweep run, and what they ask for."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,11 @@ BOTH: tuple[str, ...] = (
     "cpus_per_task",
     "gpus_per_node",
 )
+LEAST = {
+    1: ("nodes", "tasks_per_node", "timeout_min", "array_parallelism", "max_array")
+    + ("cpus_per_task", "cpus_per_gpu"),
+    0: ("gpus_per_node", "gpus_per_task", "signal_delay_s", "max_num_timeout"),
+}
 BOTH += ("mem_gb", "stderr_to_stdout")
 
 
@@ -64,8 +70,15 @@ class Cluster:
 def check(options: dict[str, Any]) -> None:
     """Refuse impossible options. Raises SpecError naming the key."""
     require(options["where"] in PLACES, "hydra.launcher.where", f"be in {PLACES}", options["where"])
-    for name in ("nodes", "tasks_per_node", "timeout_min", "array_parallelism"):
-        require(options[name] >= 1, f"hydra.launcher.{name}", "be 1 or more", options[name])
+    for bound, names in LEAST.items():
+        for name in names:
+            value = options[name]
+            fits = value is None or bound <= value < math.inf
+            require(fits, f"hydra.launcher.{name}", f"be {bound} or more", value)
+    for name in ("mem_gb", "poll_seconds"):
+        value = options[name]
+        fits = value is None or 0 < value < math.inf
+        require(fits, f"hydra.launcher.{name}", "be above 0, and finite", value)
     gpus = [n for n in ("gpus_per_node", "gpus_per_task", "gres") if options[n] is not None]
     if len(gpus) > 1:
         raise SpecError(f"of hydra.launcher.{' and '.join(gpus)} give one: Slurm takes no two")

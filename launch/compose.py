@@ -4,36 +4,37 @@ Past this door there is no DictConfig.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch import cluster
+from launch.command_line import CONF, check_choices, check_names, sentence
 from pipeline.point import Point, prepare
 from pipeline.protocols import Backend, Task
-from pipeline.spec import RunSpec, SpecError
+from pipeline.spec import RunSpec, SpecError, require
 
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+    Mapping: "a mapping",
+    dict: "a mapping",
+    Sequence: "a list",
+    list: "a list",
+}
+PLAIN: dict[Any, tuple[type, ...]] = {Mapping: (dict,), Sequence: (list,), float: (float, int)}
 HANDED_OVER = ("model", "quantization", "cache_dir")  # what launch gives every backend itself
-
-FLAGS = ("-h", "--help", "-m", "--multirun")
-
-
-def arguments(given: Sequence[str]) -> list[str]:
-    """The command line as Hydra takes it.
-
-    Its flags stand before the overrides, wherever they were typed; `--help` needs a task to show.
-    """
-    flags = [word for word in given if word in FLAGS]
-    rest = [word for word in given if word not in FLAGS]
-    asked = any(flag in ("-h", "--help") for flag in flags)
-    shown = [] if any(word.startswith("task=") for word in rest) or not asked else ["task=math"]
-    return [*flags, *rest, *shown]
 
 
 def register_schema() -> None:
@@ -51,8 +52,7 @@ def to_spec(config: DictConfig) -> RunSpec:
     try:
         spec = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        key = error.full_key or "config"
-        raise SpecError(f"{key}: {str(error).splitlines()[0]}") from error
+        raise SpecError(sentence(error)) from error
     except AttributeError as error:  # a slotted dataclass refuses a key that was forced with +
         raise SpecError(f"a key that the schema does not have was added: {error}") from error
     assert isinstance(spec, RunSpec)
@@ -71,16 +71,27 @@ def check_component(group: str, node: dict[str, Any]) -> None:
         target = get_class(node["_target_"])
     except (ImportError, ValueError) as error:
         raise SpecError(f"{group}._target_ cannot be loaded: {error}") from error
-    allowed = inspect.signature(target).parameters
-    for key in node:
-        taken = key.startswith("_") or (key in allowed and key not in _handed(group))
-        if not taken:
-            own = sorted(set(allowed) - set(_handed(group)))
+    handed = HANDED_OVER if group == "backend" else ()
+    allowed = {k: v for k, v in inspect.signature(target).parameters.items() if k not in handed}
+    for key, value in node.items():
+        if key.startswith("_"):
+            continue
+        if key not in allowed:
+            own = sorted(allowed)
             raise SpecError(f"{group}.{key} is not a setting of {node['_target_']}; it has {own}")
+        _check_kind(f"{group}.{key}", value, allowed[key].annotation)
+        if isinstance(value, dict) and "_target_" in value:
+            check_component(f"{group}.{key}", value)
 
 
-def _handed(group: str) -> tuple[str, ...]:
-    return HANDED_OVER if group == "backend" else ()
+def _check_kind(key: str, value: object, annotation: Any) -> None:
+    """Refuse a value that is not of a plain annotated type; other annotations say nothing here."""
+    named = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = [get_origin(kind) or kind for kind in named]
+    if not all(kind in KINDS for kind in kinds):
+        return
+    fits = any(type(value) in PLAIN.get(kind, (kind,)) for kind in kinds)
+    require(fits, key, f"be {' or '.join(KINDS[kind] for kind in kinds)}", value)
 
 
 def build(group: str, node: dict[str, Any], **handed: Any) -> Any:
@@ -90,7 +101,26 @@ def build(group: str, node: dict[str, Any], **handed: Any) -> Any:
     except SpecError:
         raise
     except (InstantiationException, TypeError, ValueError) as error:
+        if isinstance(error.__cause__, SpecError):  # of a nested component
+            raise error.__cause__ from error
         raise SpecError(f"{group} ({node['_target_']}): {error}") from error
+
+
+def compose_task(overrides: Sequence[str]) -> Task:
+    """The task of a command line such as `task=math task.grading_seconds=2`. Raises SpecError."""
+    register_schema()
+    check_names(overrides)
+    check_choices(overrides)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            node = OmegaConf.to_container(compose("config", list(overrides)).task, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SpecError(sentence(error)) from error
+    assert isinstance(node, dict)
+    settings = {str(key): value for key, value in node.items()}
+    check_component("task", settings)
+    task: Task = build("task", settings)
+    return task
 
 
 def build_backend(spec: RunSpec) -> Backend:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.command_line import ended
 from launch.compose import build, check_component
 from launch.regrade import ROWS_OWN, Graders
 from pipeline.flat import Kind, batches, column_kinds, fitted, flat
 from pipeline.protocols import Message, Task
 from pipeline.reading import RowFile, find
-from pipeline.rows import Row, StoreError, encode, write_atomically
+from pipeline.rows import Row, encode, write_atomically
 from pipeline.run_record import read_record
 from pipeline.session import SAMPLING_COLUMNS
 from pipeline.spec import SpecError
@@ -43,13 +44,7 @@ def main(line: Sequence[str] | None = None) -> int:
         "given", nargs="+", help="runs or row files, to=, out=, schema=, pass=, arrays="
     )
     roots, settings = split(parser.parse_args(line).given)
-    try:
-        count = export(roots, settings)
-    except (SpecError, StoreError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{count} rows in {settings['out']}")
-    return 0
+    return ended(lambda: export(roots, settings))
 
 
 def split(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -64,17 +59,18 @@ def split(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return roots, settings
 
 
-def export(roots: Sequence[str], settings: dict[str, str]) -> int:
-    """Write what the settings say; returns the number of rows."""
+def export(roots: Sequence[str], settings: dict[str, str]) -> None:
+    """Write what the settings say, and tell the number of rows."""
     check(settings)
-    table = load(find(roots))
+    table = load(find(roots)).with_rows()
     make = SCHEMAS[settings["schema"]](table, settings)
 
     def rows() -> Iterator[Row]:
         for index, stored in table.stream():
             yield from make(index, stored)
 
-    return WRITERS[settings["to"]](rows, Path(settings["out"]))
+    count = WRITERS[settings["to"]](rows, Path(settings["out"]))
+    print(f"{count} rows in {settings['out']}")
 
 
 def check(settings: dict[str, str]) -> None:

@@ -10,19 +10,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-
-from components.tasks.records import DataError, load, source
+from components.tasks.records import DataError, read_file
 from components.tasks.verdict import Verdict
-from launch.compose import build, check_component, register_schema
+from launch.command_line import ended
+from launch.compose import compose_task
 from pipeline.spec import SpecError
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
 class Grader(Protocol):
@@ -34,7 +28,7 @@ class Grader(Protocol):
 
 def grade_pairs(task: Grader, pairs: str) -> Iterator[dict[str, Any]]:
     """A verdict for every line of a JSONL file, in order; DataError names a bad line."""
-    for record in load(source({"path": pairs})):
+    for record in read_file(pairs, "pairs"):
         if record.values.get("gold") is None:
             raise DataError(f"{record.where}: a pair must have gold, got {sorted(record.values)}")
         pred = record.values.get("pred")
@@ -48,13 +42,7 @@ def grader(overrides: Sequence[str]) -> Grader:
 
     SpecError if it has no grader.
     """
-    register_schema()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        node = OmegaConf.to_container(compose("config", list(overrides)).task, resolve=True)
-    assert isinstance(node, dict)
-    settings = {str(key): value for key, value in node.items()}
-    check_component("task", settings)
-    task = build("task", settings)
+    task: Any = compose_task(overrides)
     if not hasattr(task, "grade"):
         raise SpecError(f"task={task.name} has no gold, so nothing to grade")
     graded: Grader = task
@@ -72,13 +60,13 @@ def main() -> int:
     rest = [setting for setting in given if not setting.startswith("pairs=")]
     if len(pairs) != 1 or not any(setting.startswith("task=") for setting in rest):
         parser.error("give task=NAME and pairs=FILE.jsonl")
-    try:
-        for verdict in grade_pairs(grader(rest), pairs[0]):
-            print(json.dumps(verdict, ensure_ascii=False), flush=True)
-    except (SpecError, HydraException) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: print_verdicts(grader(rest), pairs[0]))
+
+
+def print_verdicts(task: Grader, pairs: str) -> None:
+    """One JSON line per pair."""
+    for verdict in grade_pairs(task, pairs):
+        print(json.dumps(verdict, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
-from launch.compose import build, check_component, register_schema
+from launch.compose import compose_task
 from pipeline.columns import Array
 from pipeline.protocols import Task
 from pipeline.rows import Row
@@ -40,23 +37,12 @@ class Graders:
         if not isinstance(name, str):
             raise SpecError("rows that name no task are graded again with --recompute TASK")
         if name not in self._made:
-            self._made[name] = compose_task(name)
+            try:
+                self._made[name] = compose_task([f"task={name}"])
+            except SpecError as error:
+                whose = "the rows' task" if self.name == ROWS_OWN else "--recompute"
+                raise SpecError(f"{whose} {name}: {error}") from error
         return self._made[name]
-
-
-def compose_task(name: str) -> Task:
-    """The task of `conf/task/<name>.yaml`."""
-    register_schema()
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            node = OmegaConf.to_container(compose("config", [f"task={name}"]).task, resolve=True)
-    except HydraException as error:
-        raise SpecError(f"--recompute: {error}") from error
-    assert isinstance(node, dict)
-    settings = {str(key): value for key, value in node.items()}
-    check_component("task", settings)
-    task: Task = build("task", settings)
-    return task
 
 
 def regrade(table: Table, graders: Graders) -> Table:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
+from launch.command_line import ended
 from launch.reporting import charts, html_file
 from launch.reporting.rows import pack
 from launch.reporting.runs import Prompts, configs, difference
 from pipeline.reading import find
-from pipeline.rows import StoreError
-from pipeline.spec import SpecError, require
+from pipeline.spec import require
 from pipeline.table import Table, load
 
 TITLE = "Rethink report"
@@ -44,10 +44,7 @@ def read(number: int, roots: Sequence[str], limit: int) -> Side:
 
     Which examples does not depend on the run, so that two runs can be compared.
     """
-    table = load(find(roots))
-    if table.passes.empty:
-        files = ", ".join(str(file.path) for file in table.files)
-        raise SpecError(f"no row with a pass in {files}; wait for the first one to be written")
+    table = load(find(roots)).with_rows()
     order = table.rows.sort_values(["example", "sample", "step", "temperature"], kind="stable")
     wanted = table.rows.index.isin(order.index[:limit])
     shown = table.keep(pd.Series(wanted, table.rows.index))
@@ -179,13 +176,13 @@ def write_report(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report. Returns the exit status."""
     given = parse(arguments)
-    try:
-        size = write_report(given.output, given.runs, given.compare, given.rows, given.title)
-    except (SpecError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return ended(lambda: write_and_tell(given))
+
+
+def write_and_tell(given: argparse.Namespace) -> None:
+    """Write the report that the command line asks for, and say where it is."""
+    size = write_report(given.output, given.runs, given.compare, given.rows, given.title)
     print(f"{given.output}: {size / 1e6:.1f} MB, opens in a browser without a network")
-    return 0
 
 
 if __name__ == "__main__":

@@ -19,32 +19,30 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from launch.compose import arguments, build_backend, build_point, register_schema, to_spec
-from launch.running import INTERRUPTED, run_ready
+from launch.command_line import ended, run_application
+from launch.compose import build_backend, build_point, register_schema, to_spec
+from launch.running import run_ready
 from launch.screen import show_dry_run
 from launch.sweeping.sweep import of_points
 from pipeline.point import Point
-from pipeline.protocols import Backend, BackendLostError
-from pipeline.rows import StoreError
-from pipeline.spec import SpecError
+from pipeline.protocols import Backend
+from pipeline.spec import require
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 @of_points
 def main(config: DictConfig) -> None:
     """Run one point; the points of a sweep are run by the cluster's launcher."""
-    try:
-        status = run_config(config)
-    except (SpecError, StoreError, BackendLostError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
-    if status:
+    if status := ended(lambda: run_config(config)):
         sys.exit(status)
 
 
 def run_config(config: DictConfig) -> int:
     """Run what a composed config says. Returns the exit status."""
     spec = to_spec(config)
+    for key in ("plan", "manifest"):
+        value = getattr(spec.run, key)
+        require(not value, f"run.{key}", "be left out, or -m added: it is about a sweep", value)
     hydra_config = HydraConfig.get()
     choices: dict[str, Any] = dict(hydra_config.runtime.choices)
     backend = build_backend(spec)
@@ -64,9 +62,4 @@ def run_points(points: list[Point], backend: Backend, configs: dict[Any, DictCon
 register_schema()
 
 if __name__ == "__main__":
-    sys.argv[1:] = arguments(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        main()
-    except KeyboardInterrupt:  # before or after the run, which ends by itself
-        sys.exit(INTERRUPTED)
+    sys.exit(run_application(main))

@@ -17,18 +17,22 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def write_config_once(point: Point, config: str) -> None:
     """Write the config (YAML) and the overrides beside the rows, unless an attempt did before."""
-    try:
-        point.folder.mkdir(parents=True, exist_ok=True)
-        texts = {
-            "config.yaml": config,
-            "overrides.yaml": OmegaConf.to_yaml(list(point.overrides)),
-        }
-        for name, text in texts.items():
+    overrides = OmegaConf.to_yaml(list(point.overrides))
+    with writing(point.folder):
+        for name, text in {"config.yaml": config, "overrides.yaml": overrides}.items():
             if not (point.folder / name).exists():
                 write_atomically(point.folder / name, [text.encode()])
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make a folder and write into it. Raises StoreError where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise StoreError(
-            f"the run folder {point.folder} cannot be written: {error.strerror}; "
+            f"the run folder {folder} cannot be written: {error.strerror}; "
             "set run.root or run.dir to a folder that can"
         ) from error
 

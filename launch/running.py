@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from launch.command_line import INTERRUPTED
 from launch.run_files import log_into, log_name, write_config_once
 from launch.screen import Progress, print_summary
 from launch.tracking import tracked
@@ -14,7 +15,6 @@ from pipeline.protocols import Backend
 from pipeline.rows import Row
 from pipeline.session import Session
 
-INTERRUPTED = 130
 ENDING = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 10.0  # seconds from a signal to giving up on whatever does not stop
 

@@ -5,6 +5,7 @@
 
 import argparse
 import datetime
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -18,11 +19,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from launch.command_line import ended
 from launch.sweeping.points import count_lines
 from pipeline.leases import Leases
-from pipeline.rows import StoreError, parts_of, read_lines, write_atomically
+from pipeline.rows import parts_of, read_lines, write_atomically
 from pipeline.run_record import attempts_of, read_record
-from pipeline.spec import SpecError
+from pipeline.spec import SpecError, require
 
 
 @dataclass(slots=True)
@@ -151,19 +153,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="between two looks")
     parser.add_argument("--manifest", type=Path, help="write points that are not whole there")
     given = parser.parse_args(arguments)
-    try:
-        return _show(given)
-    except (SpecError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return ended(lambda: _show(given))
 
 
 def _show(given: argparse.Namespace) -> int:
     reader = Reader(given.folders)
     points = reader.points()
     if not points:
-        print(f"error: no run.json below {', '.join(map(str, given.folders))}", file=sys.stderr)
-        return 2
+        raise SpecError(f"no run.json below {', '.join(map(str, given.folders))}")
+    require(0 < given.seconds < math.inf, "--seconds", "be above 0, and finite", given.seconds)
     if given.manifest:
         print(f"{write_manifest(given.manifest, points)} points in {given.manifest}")
     if given.once:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from launch.command_line import ended
 from launch.regrade import ROWS_OWN, Graders, regrade
 from pipeline import summary
 from pipeline.columns import Judge
 from pipeline.filters import Variants, capped, write_filtered
 from pipeline.reading import find
-from pipeline.spec import SpecError
+from pipeline.spec import SpecError, require
 from pipeline.table import Table, load
 
 JUDGES = {"none": None, "substring": summary.by_substring, "exact": summary.by_equality}
@@ -80,15 +81,16 @@ def _add_filters(made: argparse.ArgumentParser) -> None:
 def main(line: Sequence[str] | None = None) -> int:
     """Print and write; status 2 with one sentence when something is wrong."""
     given = parser().parse_args(line)
-    try:
-        table = filtered(load(find(given.results_root, given.split), judge(given)), given)
-        if given.recompute:
-            table = regrade(table, Graders(given.recompute))
-        report(table, given)
-    except (SpecError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return ended(lambda: summarize(given))
+
+
+def summarize(given: argparse.Namespace) -> None:
+    """Read, leave out, judge again where asked, and print."""
+    found = find(given.results_root, given.split)
+    table = filtered(load(found, judge(given)).with_rows(), given)
+    if given.recompute:
+        table = regrade(table, Graders(given.recompute))
+    report(table, given)
 
 
 def judge(given: argparse.Namespace) -> Judge | None:
@@ -106,6 +108,9 @@ def filtered(table: Table, given: argparse.Namespace) -> Table:
     """
     if given.aggregate_from_filtered and not given.write_filtered_to:
         raise SpecError("--aggregate_from_filtered needs --write_filtered_to FOLDER")
+    for name, least in {"max_prompt_versions": 0, "max_per_group": 1}.items():
+        most = getattr(given, name)
+        require(most is None or most >= least, f"--{name}", f"be {least} or more", most)
     kept = pd.Series(True, index=table.rows.index)
     if given.max_prompt_versions is not None:
         kept &= variants(given).kept(table)

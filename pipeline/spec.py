@@ -157,6 +157,11 @@ class Run:
             self.entropy in ENTROPY_MODES, "run.entropy", f"be one of {ENTROPY_MODES}", self.entropy
         )
         require(self.phases in PHASE_MODES, "run.phases", f"be one of {PHASE_MODES}", self.phases)
+        parts = PurePath(self.name)
+        inside = self.name.strip() != "" and not parts.is_absolute() and ".." not in parts.parts
+        require(inside, "run.name", "name a folder below run.root", self.name)
+        for name in ("root", "dir"):
+            require(getattr(self, name) != "", f"run.{name}", "name a folder", "")
         require(self.start >= 0, "run.start", "be 0 or more", self.start)
         for name in ("limit", "from_end"):
             value = getattr(self, name)
@@ -168,6 +173,9 @@ class Run:
         )
         lease = self.lease_seconds
         require(0 < lease < math.inf, "run.lease_seconds", "be above 0, and finite", lease)
+        minutes = self.missing_minutes
+        finite = 0 <= minutes < math.inf
+        require(finite, "run.missing_minutes", "be 0 or more, and finite", minutes)
         plain = self.split != "" and "/" not in self.split
         require(plain, "run.split", "be a word, a part of the rows' file name", self.split)
         require(

@@ -14,6 +14,7 @@ import pandas as pd
 from pipeline.columns import PASSES, Array, Chunk, Codes, Judge, Span, read_span
 from pipeline.reading import RowFile, parse, read_at
 from pipeline.rows import Row
+from pipeline.spec import SpecError
 
 SPAN_BYTES = 8 << 20  # small enough to stay in the cache of the processor
 ALONE_BYTES = 96 << 20  # less than this is read faster than a second process starts
@@ -38,6 +39,15 @@ class Table:
     passes: pd.DataFrame
     broken: int = 0  # lines that are no JSON object
     superseded: int = 0
+
+    def with_rows(self) -> "Table":
+        """This table. Raises SpecError where no line is a row with a pass."""
+        if self.passes.empty:
+            files = ", ".join(str(file.path) for file in self.files)
+            broken = f" (lines that are no JSON object: {self.broken})" if self.broken else ""
+            rule = "give files of a run's rows, or wait for the first one to be written"
+            raise SpecError(f"no row with a pass in {files}{broken}; {rule}")
+        return self
 
     def joined(
         self,

@@ -336,6 +336,7 @@ def test_two_backfills_of_one_file_do_not_meet(tmp_path: Path) -> None:
         (["cue=wait", "backfill.flush_every=0"], "flush_every"),
         (["cue=wait", "backfill.filter=[step]"], "backfill.filter"),
         (["cue=wait", "backfill.group_by=[]"], "backfill.group_by"),
+        (["backfill.phrase_file=nothing.txt"], "backfill.phrase_file must name a file"),
         (["cue=wait", "backfill.max_rows=0"], "backfill.max_rows"),
         (["cue=wait", "backfill.input=nothing.jsonl"], "backfill.input must name a file"),
     ],
@@ -348,6 +349,14 @@ def test_what_cannot_be_is_refused_in_a_sentence(
         door.backfill(
             config_of("task=crossword", f"backfill.input={path}", "backfill.inplace=true", *line)
         )
+
+
+def test_a_file_without_rows_is_refused_and_no_lock_stays(tmp_path: Path) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text("no row\n")
+    with pytest.raises(SpecError, match="backfill.input must hold rows"):
+        fill(path, "cue=wait")
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_groups_are_those_of_a_run() -> None:

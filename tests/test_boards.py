@@ -76,3 +76,18 @@ def test_an_impossible_set_is_refused() -> None:
     done = door("generate", "--size", "3", "--count", "3")
     assert done.returncode == 2 and "no further hard board" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "boards.md"])
+def test_a_file_that_is_not_there_or_not_read_is_blamed_on_the_argument(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "boards.md").touch()
+    done = door("solve", str(tmp_path / name))
+    assert done.returncode == 2 and done.stderr.startswith("error: the file to solve must ")
+    assert name in done.stderr and "task.data" not in done.stderr
+
+
+def test_a_recipe_out_of_bounds_names_the_option() -> None:
+    done = door("generate", "--size", "2")
+    assert (done.returncode, done.stderr) == (2, "error: --size must lie in 3 to 16, got 2\n")

@@ -96,3 +96,11 @@ def test_a_missing_file_or_setting_is_refused() -> None:
         "task.gradng_seconds"
         in door("task=math", "pairs=none.jsonl", "+task.gradng_seconds=1").stderr
     )
+
+
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "pairs.md"])
+def test_a_file_that_is_not_there_or_not_read_is_blamed_on_pairs(tmp_path: Path, name: str) -> None:
+    (tmp_path / "pairs.md").touch()
+    done = door("task=math", f"pairs={tmp_path / name}")
+    assert done.returncode == 2 and done.stderr.startswith("error: pairs must ")
+    assert name in done.stderr and "task.data" not in done.stderr

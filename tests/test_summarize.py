@@ -223,3 +223,13 @@ def test_a_folder_that_is_not_there_is_named(
     shutil.rmtree(tmp_path / "gone", ignore_errors=True)
     assert main([str(tmp_path / "gone")]) == 2
     assert "gone does not exist" in capsys.readouterr().err
+
+
+def test_a_file_without_a_row_is_refused_rather_than_summed_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "notes.md"
+    path.write_text("# no rows\n")
+    assert main([str(path)]) == 2
+    said = capsys.readouterr().err
+    assert f"no row with a pass in {path} (lines that are no JSON object: 1)" in said

@@ -4,11 +4,12 @@ For dry runs, sweeps and tests of the pipeline.
 """
 
 import asyncio
+import math
 import random
 from typing import Any, Self
 
 from pipeline.protocols import Capabilities, Generation, Piece, Prompt, Request
-from pipeline.spec import ModelSpec
+from pipeline.spec import ModelSpec, require
 
 
 class Echo:
@@ -36,6 +37,10 @@ class Echo:
         seconds_per_token: float = 0.0,
     ) -> None:
         """Keep the settings."""
+        require(capacity >= 1, "backend.capacity", "be 1 or more", capacity)
+        pause = seconds_per_token
+        rule = "be 0 or more, and finite"
+        require(0 <= pause < math.inf, "backend.seconds_per_token", rule, pause)
         self.capacity = capacity
         self.seconds_per_token = seconds_per_token
         self._step = model.step if isinstance(model.step, int) else 0

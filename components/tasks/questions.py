@@ -27,7 +27,7 @@ class Questions:
     think_cap: int = 750
     answer_cap: int = 50
     max_output_tokens: int = 900
-    mirrors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    mirrors: Mapping[str, Sequence[str]] | None = None
     source: records.Source = field(init=False)
     phases: tuple[Phase, ...] = field(init=False)
 

@@ -79,7 +79,7 @@ def load(where: Source, embedded: str | None = None) -> list[Record]:
         records = _from_hub(ids, where)
         label = f"task.data.hub={where.hub}"
     elif where.path is not None:
-        records = list(_from_file(Path(where.path)))
+        records = read_file(where.path, "task.data.path")
         label = f"task.data.path={where.path}"
     elif embedded is not None:
         text = resources.files("components.tasks").joinpath("data", embedded).read_text("utf-8")
@@ -229,16 +229,22 @@ def _mirrors_of(hub: str, mirrors: Mapping[str, Sequence[str]]) -> str | tuple[s
     return hub
 
 
-def _from_file(path: Path) -> Iterator[Record]:
+def read_file(name: str, key: str) -> list[Record]:
+    """All records of a file; `key` is the setting or argument that names it, for errors.
+
+    Raises:
+        DataError: no file, a kind that is not read, or a broken line.
+    """
+    path = Path(name)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"task.data.path must end in {', '.join(_READERS)}, got {str(path)!r}")
+        raise DataError(f"{key} must end in {', '.join(_READERS)}, got {name!r}")
     if not path.is_file():
-        raise DataError(f"task.data.path must name a file, and there is none at {str(path)!r}")
+        raise DataError(f"{key} must name a file, and there is none at {name!r}")
     try:
-        yield from reader(path)
+        return list(reader(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"task.data.path={path} cannot be read: {error}") from error
+        raise DataError(f"{key}={name} cannot be read: {error}") from error
 
 
 def _jsonl(path: Path) -> Iterator[Record]:

@@ -14,6 +14,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from launch.command_line import check_choices, sentence
 from launch.compose import build, build_backend, build_point, to_spec
 from pipeline.point import Point
 from pipeline.protocols import Backend, Task
@@ -67,6 +68,7 @@ class Composer:
 
     def draft(self, overrides: Sequence[str]) -> Draft:
         """The point of one list of overrides. Raises SpecError naming what does not fit."""
+        check_choices(overrides)
         parsed = [self._parsed(override) for override in overrides]
         plain = [o for o in parsed if self._is_plain(o)]
         rest = tuple(o.input_line or "" for o in parsed if not self._is_plain(o))
@@ -76,8 +78,8 @@ class Composer:
             for override in plain:
                 OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
         except (HydraException, OmegaConfBaseException) as error:
-            first = str(error).splitlines()[0]
-            raise SpecError(f"the point {' '.join(overrides)} does not compose: {first}") from error
+            line = " ".join(overrides)
+            raise SpecError(f"the point {line} does not compose: {sentence(error)}") from error
         return Draft(to_spec(config), list(overrides), choices, OmegaConf.to_container(config))
 
     def _parsed(self, override: str) -> Override:

@@ -2,7 +2,6 @@
 
 import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from launch.cluster import check
+from launch.command_line import INTERRUPTED
 from launch.compose import build_backend
-from launch.running import INTERRUPTED, run_ready
+from launch.running import run_ready
 from launch.sweeping.flights import Flight, Watch, already_queued, note
 from launch.sweeping.job import Job
 from launch.sweeping.manifest import lines_of
@@ -84,16 +84,19 @@ def run_sweep(
     points: Sequence[Sequence[str]],
     options: dict[str, Any],
 ) -> int:
-    """Run the points of a sweep. Returns the exit status: 0 only if every row is there."""
+    """Run the points of a sweep. Returns the exit status: 0 only if every row is there.
+
+    Raises:
+        SpecError: a point or an option breaks a rule, or the queue cannot be asked.
+    """
+    check(options)
+    sweep = Sweep(Composer(context, config), options)
+    for overrides in points:
+        sweep.add(overrides)
     try:
-        check(options)
-        sweep = Sweep(Composer(context, config), options)
-        for overrides in points:
-            sweep.add(overrides)
         return _go(sweep)
-    except (SpecError, StoreError, QueueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except QueueError as error:
+        raise SpecError(f"the queue cannot be asked about the jobs: {error}") from error
 
 
 def _go(sweep: Sweep) -> int:

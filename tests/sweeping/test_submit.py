@@ -82,6 +82,10 @@ def test_a_sites_file_may_lie_outside_the_repository(tmp_path: Path, stand_ins: 
         ("gpus_per_node=1 gpus_per_task=1", "gpus_per_node and gpus_per_task"),
         ("timeout_min=1", "signal_delay_s must be below the time limit, 60 s"),
         ("nodes=0", "hydra.launcher.nodes must be 1 or more"),
+        ("poll_seconds=0", "hydra.launcher.poll_seconds must be above 0"),
+        ("max_array=0", "hydra.launcher.max_array must be 1 or more"),
+        ("max_num_timeout=-1", "hydra.launcher.max_num_timeout must be 0 or more"),
+        ("mem_gb=-2", "hydra.launcher.mem_gb must be above 0"),
         ("where=moon", "hydra.launcher.where must be in"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from components.tasks.rush.board import EMPTY, TARGET, WALL, Board, Piece, parse_board
 from components.tasks.rush.solver import Search, solve
+from pipeline.spec import SpecError, require
 
 DIFFICULTIES = ("easy", "medium", "hard")
 MAX_POSITIONS = 20_000  # layouts with more reachable positions are skipped
@@ -43,8 +44,7 @@ class Recipe:
             ),
         )
         for holds, name, rule, value in rules:
-            if not holds:
-                raise ValueError(f"{name} must {rule}, got {value}")
+            require(holds, f"--{name}", rule, value)
 
     def difficulty(self, moves: int) -> str:
         """The class of an optimum."""
@@ -64,7 +64,7 @@ def generate(recipe: Recipe) -> list[dict[str, Any]]:
     Easy ones first.
 
     Raises:
-        ValueError: the recipe cannot be met, such as hard boards of size 3.
+        SpecError: the recipe cannot be met, such as hard boards of size 3.
     """
     rng = random.Random(f"{recipe.size}/{recipe.walls}/{recipe.seed}")
     left = recipe.quota()
@@ -76,8 +76,8 @@ def generate(recipe: Recipe) -> list[dict[str, Any]]:
         board = _one(recipe, rng, wanted[-1])
         fruitless += 1
         if fruitless > FRUITLESS_LAYOUTS:
-            raise ValueError(
-                f"size {recipe.size} gave no further {wanted[-1]} board "
+            raise SpecError(
+                f"--size {recipe.size} gave no further {wanted[-1]} board "
                 f"in {FRUITLESS_LAYOUTS} layouts; "
                 "ask for fewer boards, another size, or lower --medium-from and --hard-from"
             )

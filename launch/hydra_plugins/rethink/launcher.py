@@ -7,6 +7,7 @@ neither packs nor shards nor what is already done. What remained to share was it
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -53,6 +54,15 @@ class ClusterLauncher(BasicLauncher):
 
 class PointSweeper(BasicSweeper):
     """Hydra's grid, but the launcher composes every point anyway: once is enough."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the grid. Raises StoreError where the sweep's folder cannot be written."""
+        from launch.run_files import writing
+
+        assert self.config is not None
+        with writing(Path(self.config.hydra.sweep.dir)):
+            pass
+        return super().sweep(arguments)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Left to the launcher, which names the point that does not compose."""

@@ -1,0 +1,147 @@
+"""What a person gets wrong on a command line ends in one sentence that names it, and status 2."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.command_line import REFUSALS, arguments, ended, sentence
+from launch.compose import build, build_backend, to_spec
+from tests.composing import ROOT, composed
+
+LINE = ("task=math", "backend=echo")
+
+
+def told(*words: str) -> str:
+    """The sentence of a line that a run refuses before anything loads."""
+    with pytest.raises(REFUSALS) as caught:
+        spec = to_spec(composed(*arguments(words)))
+        build("task", spec.task)
+        build_backend(spec)
+    text = sentence(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def command(door: str, *words: str) -> tuple[int, str]:
+    line = [sys.executable, str(ROOT / "launch" / door), *words]
+    environment = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
+    done = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
+    return done.returncode, done.stderr.strip()
+
+
+@pytest.mark.parametrize("group", ["task", "backend", "model", "sampling", "cue", "cluster"])
+@pytest.mark.parametrize("value", ["null", ""])
+def test_a_group_set_to_nothing_lists_its_options(group: str, value: str) -> None:
+    text = told("task=math", "backend=echo", f"{group}={value}")
+    assert text.startswith(f"{group} must be one of ") and text.endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["backend=echo"], ["task must be one of", "crossword", "add task=NAME"]),
+        ([*LINE, "experiment=nope"], ["experiment must be one of", "two_pass", "'nope'"]),
+        ([*LINE, "cue=[wait,nope]"], ["cue must be one of", "reconsider", "'nope'"]),
+        (["tsak=math"], ["tsak=math", "did you mean task?"]),
+        ([*LINE, "bacth_size=3"], ["there is no bacth_size", "sampling"]),
+        ([*LINE, "+bacth_size=3"], ["there is no bacth_size", "sampling"]),
+        ([*LINE, "sampling.temprature=1"], ["sampling.temprature", "did you mean temperature?"]),
+        ([*LINE, "backend.capacty=1"], ["backend.capacty", "did you mean capacity?"]),
+        ([*LINE, "sampling.temperature=hot"], ["sampling.temperature", "hot", "Float"]),
+        ([*LINE, "sampling.temperature=0,1"], ["add -m", "sampling.temperature=[0,1]"]),
+        ([*LINE, "run=null"], ["run"]),
+        ([*LINE, "run.root=${nope}"], ["run.root", "nope"]),
+        ([*LINE, "cue={mine:{text:hi}}"], ["cue.mine", "'+cue={mine: {text: ...}}'"]),
+        ([*LINE, "model=local"], ["model.path must be given"]),
+        (["task=math", "math"], ["math must be key=value", "task=math"]),
+        ([*LINE, "hydra.launcher.timeout_min=soon"], ["hydra.launcher.timeout_min", "soon"]),
+    ],
+)
+def test_a_line_that_does_not_compose_is_told_by_key(words: list[str], parts: list[str]) -> None:
+    text = told(*words)
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize(
+    ("override", "rule"),
+    [
+        ("run.missing_minutes=-1", "be 0 or more"),
+        ("run.missing_minutes=inf", "finite"),
+        ("run.name=''", "name a folder below run.root"),
+        ("run.name=a/../../b", "name a folder below run.root"),
+        ("run.root=''", "name a folder"),
+        ("backend.capacity=0", "be 1 or more"),
+        ("backend.capacity=many", "be a whole number"),
+        ("backend.capacity=true", "be a whole number"),
+        ("backend.seconds_per_token=-1", "be 0 or more"),
+        ("task.user_prompt=null", "be text"),
+        ("task.system_prompt=3", "be text or null"),
+        ("task.think_cap=0", "be a number of tokens, 1 or more"),
+        ("task.think_cap=1.5", "be a whole number"),
+        ("task.grading_seconds=0", "be above 0"),
+        ("task.grading_workers=0", "be null or 1 or more"),
+        ("task.few_shot=[{a: 1}]", "hold entries with user and assistant"),
+        ("task.few_shot=none", "be a list"),
+        ("task.columns=null", "be a mapping"),
+    ],
+)
+def test_a_value_out_of_bounds_or_of_another_kind_names_its_key(override: str, rule: str) -> None:
+    key = override.partition("=")[0]
+    text = told(*LINE, override)
+    assert text.startswith(f"{key} must ") and rule in text, text
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("backend.pace.start=0", "backend.pace.start must lie in 1..most, got 0"),
+        ("backend.pace.tolerance=much", "backend.pace.tolerance must be a number, got 'much'"),
+        ("+backend.pace.strat=1", "backend.pace.strat is not a setting of"),
+        ("backend.prices=cheap", "backend.prices must be a mapping or null, got 'cheap'"),
+    ],
+)
+def test_a_setting_inside_a_component_is_checked_like_its_own(override: str, text: str) -> None:
+    assert told("task=math", "backend=openai", override).startswith(text)
+
+
+def test_a_sweep_into_a_root_that_cannot_be_written_says_run_root(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, text = command("run.py", "-m", *LINE, f"run.root={tmp_path / 'file' / 'out'}")
+    assert status == 2 and text.startswith("error: the run folder ") and "set run.root" in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("door", ["run.py", "backfill.py"])
+def test_both_doors_end_a_null_task_with_a_sentence_and_status_2(door: str) -> None:
+    status, text = command(door, "task=null")
+    assert (status, len(text.splitlines())) == (2, 1)
+    assert text.startswith("error: task must be one of ")
+
+
+@pytest.mark.parametrize("key", ["run.plan=true", "run.manifest=points.tsv"])
+def test_what_is_for_sweeps_alone_is_refused_without_m(key: str, tmp_path: Path) -> None:
+    status, text = command("run.py", *LINE, key, f"run.root={tmp_path}")
+    assert status == 2 and text.startswith(f"error: {key.partition('=')[0]} must ")
+    assert "-m" in text and len(text.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_hydras_own_switch_shows_the_traceback_of_a_line_that_does_not_compose() -> None:
+    line = [sys.executable, str(ROOT / "launch/run.py"), *LINE, "sampling.temperature=hot"]
+    switched = os.environ | {"HYDRA_FULL_ERROR": "1"}
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, env=switched)
+    assert done.returncode == 1 and "Traceback" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nowhere" / "file"
+    assert ended(lambda: path.write_text("x")) == 2
+    assert capsys.readouterr().err == (
+        f"error: {path} cannot be read or written: No such file or directory\n"
+    )
