@@ -20,6 +20,8 @@ from rich.live import Live
 from rich.table import Table
 
 from launch.command_line import ended
+from launch.sweeping.flights import NOTE
+from launch.sweeping.listing import Listed, listed
 from launch.sweeping.points import count_lines
 from pipeline.leases import Leases
 from pipeline.rows import parts_of, read_lines, write_atomically
@@ -31,7 +33,7 @@ from pipeline.spec import SpecError, require
 class PointStatus:
     """How one run folder stands, by its files alone."""
 
-    folder: Path
+    folder: Path | None  # None: a sweep waits for its checkpoint
     writers: list[str]  # those that live, or of whom nothing else is known
     rows: int
     wanted: int
@@ -39,6 +41,12 @@ class PointStatus:
     tokens_per_second: float
     rows_per_second: float
     error: str
+    overrides: Sequence[str] = ()  # of a point that has not begun
+
+    @property
+    def name(self) -> str:
+        """What tells it from others."""
+        return "/".join(self.folder.parts[-2:]) if self.folder else " ".join(self.overrides)
 
     @property
     def seconds_left(self) -> float | None:
@@ -56,9 +64,12 @@ class Reader:
         self._leases: dict[Path, Leases] = {}
 
     def points(self) -> list[PointStatus]:
-        """Every folder with a run.json, in order."""
-        found = {path.parent for root in self.roots for path in root.rglob("run.json")}
-        return [self._point(folder) for folder in sorted(found)]
+        """Every folder with a run.json, in order, then what sweeps have not begun."""
+        begun = {path.parent for root in self.roots for path in root.rglob("run.json")}
+        planned = [point for root in self.roots for point in listed(root)]
+        begun |= {p.folder for p in planned if p.folder and (p.folder / "run.json").exists()}
+        waiting = {p.name: p for p in (_waiting(q) for q in planned if q.folder not in begun)}
+        return [*(self._point(folder) for folder in sorted(begun)), *waiting.values()]
 
     def _point(self, folder: Path) -> PointStatus:
         record = read_record(folder / "run.json", "spec")
@@ -80,6 +91,14 @@ class Reader:
             sum(a["rows"] / s for a, s in zip(working, seconds, strict=True)),
             _last_error(folder),
         )
+
+
+def _waiting(point: Listed) -> PointStatus:
+    state = "no checkpoint"
+    if point.folder is not None:
+        state = "submitted" if (point.folder / NOTE).exists() else "not begun"
+    about = (state, 0.0, 0.0, point.problem, point.overrides)
+    return PointStatus(point.folder, [], 0, point.rows_wanted, *about)
 
 
 def _row_files(folder: Path, record: dict[str, Any]) -> list[Path]:
@@ -114,10 +133,10 @@ def table(points: Sequence[PointStatus]) -> Table:
         shown.add_column(name, overflow="fold")
     for point in points:
         shown.add_row(
-            "/".join(point.folder.parts[-2:]),
+            point.name,
             point.state,
             str(len(point.writers) or ""),
-            f"{point.rows}/{point.wanted}",
+            f"{point.rows}/{point.wanted}" if point.folder else "",
             f"{point.tokens_per_second:.0f}" if point.writers else "",
             _time(point.seconds_left),
             point.error,
@@ -138,11 +157,16 @@ def _time(seconds: float | None) -> str:
 
 def write_manifest(path: Path, points: Sequence[PointStatus]) -> int:
     """The overrides of every point that is not whole, one a line. Returns how many."""
-    left = [point.folder for point in points if point.state != "complete"]
-    lines = [list(OmegaConf.load(folder / "overrides.yaml")) for folder in left]
-    kept = [[str(o) for o in line if not str(o).startswith("run.manifest=")] for line in lines]
+    lines = [_overrides(point) for point in points if point.state != "complete"]
+    kept = [[o for o in line if not o.startswith("run.manifest=")] for line in lines]
     write_atomically(path, ("\t".join(line).encode() + b"\n" for line in kept))
-    return len(left)
+    return len(kept)
+
+
+def _overrides(point: PointStatus) -> list[str]:
+    if point.overrides or point.folder is None:
+        return list(point.overrides)
+    return [str(override) for override in OmegaConf.load(point.folder / "overrides.yaml")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,13 +2,20 @@
 
 import asyncio
 import io
+import shutil
 from pathlib import Path
 
 from rich.console import Console
 
+from launch.compose import to_spec
 from launch.status import Reader, main, table
+from launch.sweeping.flights import NOTE
+from launch.sweeping.listing import write_listing
+from launch.sweeping.points import Draft, Member
 from pipeline.session import Session
+from tests.composing import composed
 from tests.test_executor import Counting, go, point, rows_of, spec
+from tests.test_run import run
 from tests.test_shards import CUES, shard
 
 
@@ -50,6 +57,41 @@ def test_rows_that_were_lost_after_the_end_are_noticed_and_make_a_manifest(tmp_p
     assert manifest.read_text() == "task=math\trun.seed=3\n"
     go(made)
     assert len(rows_of(made)) == 12 and Reader([tmp_path]).points()[0].state == "complete"
+
+
+def test_points_of_a_sweep_that_have_not_begun_are_shown_and_make_a_manifest(
+    tmp_path: Path,
+) -> None:
+    line = ("-m", "task=crossword", "backend=echo", "run.limit=3", "sampling.temperature=0,0.5,1")
+    run(*line, f"run.root={tmp_path}/old", "run.name=a/b")
+    root = (tmp_path / "old").rename(tmp_path / "moved")
+    first, second, _ = (path.parent for path in sorted(root.rglob("run.json")))
+    shutil.rmtree(first.parent)
+    shutil.rmtree(second)
+    second.mkdir()
+    (second / NOTE).write_text("[]")
+    for folder in (root, root / "a", root / "a/b"):
+        states = [(p.state, p.rows, p.wanted) for p in Reader([folder]).points()]
+        assert states == [("complete", 3, 3), ("not begun", 0, 3), ("submitted", 0, 3)]
+    assert first.parent.name in shown(root) and "1 of 3 points, 3 of 9 rows" in shown(root)
+    assert main([str(root), "--once", "--manifest", str(tmp_path / "gaps.tsv")]) == 0
+    lines = (tmp_path / "gaps.tsv").read_text().splitlines()
+    assert [next(o for o in line.split("\t") if "temperature" in o) for line in lines] == [
+        f"sampling.temperature={t}" for t in (0, 0.5)
+    ]
+    assert Reader([second]).points() == []  # a point's own folder is asked about that point alone
+
+
+def test_a_point_that_waits_for_its_checkpoint_is_shown_by_its_overrides(tmp_path: Path) -> None:
+    config = composed("task=crossword", "backend=echo", "run.missing=wait")
+    draft = Draft(to_spec(config), ["model.step=5"], {}, {})
+    sweep = tmp_path / ".sweeps/mine"
+    sweep.mkdir(parents=True)
+    write_listing(sweep, [Member(draft, problem="model.step must be there")])
+    (tmp_path / "mine").mkdir()
+    (waiting,) = Reader([tmp_path / "mine"]).points()
+    assert (waiting.name, waiting.state) == ("model.step=5", "no checkpoint")
+    assert "model.step must be there" in shown(tmp_path / "mine")
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:

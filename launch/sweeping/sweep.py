@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.types import HydraContext
@@ -17,6 +18,7 @@ from launch.compose import build_backend
 from launch.running import run_ready
 from launch.sweeping.flights import Flight, Watch, already_queued, note
 from launch.sweeping.job import Job
+from launch.sweeping.listing import write_listing
 from launch.sweeping.manifest import lines_of
 from launch.sweeping.packs import pack
 from launch.sweeping.plan import print_plan, split
@@ -41,6 +43,7 @@ class Sweep:
     """The points of a sweep and where they run."""
 
     composer: Composer
+    folder: Path  # of the sweep itself, not of a point
     options: dict[str, Any]
     members: list[Member] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)  # a point's name: why
@@ -90,7 +93,7 @@ def run_sweep(
         SpecError: a point or an option breaks a rule, or the queue cannot be asked.
     """
     check(options)
-    sweep = Sweep(Composer(context, config), options)
+    sweep = Sweep(Composer(context, config), Path(config.hydra.sweep.dir), options)
     for overrides in points:
         sweep.add(overrides)
     try:
@@ -104,6 +107,7 @@ def _go(sweep: Sweep) -> int:
     if sweep.members[0].draft.spec.run.plan:
         print_plan(sweep.members, packs, sweep.options, sum(len(sweep.jobs(p)) for p in packs))
         return 0
+    write_listing(sweep.folder, sweep.members)
     if sweep.options["where"] == "here":
         status = _run_here(sweep, packs)
     else:
