@@ -73,7 +73,7 @@ def floor(backend: HfBackend, rows: int, line: dict[str, Any], speed: float) -> 
 def step_times(backend: HfBackend, context: int = 400) -> dict[int, dict[str, float]]:
     """Of every captured step, by rows: milliseconds at one context length, and kernels' shares."""
     steps = backend.steps
-    if not hasattr(steps, "replay"):
+    if not hasattr(steps, "graphs"):
         return {}
     chosen = [rows for rows in sorted(steps.graphs) if rows in (1, 16, 64, 128, 256, 512, 1024)]
     return {rows: _step_time(steps, rows, context) for rows in chosen}
@@ -105,7 +105,7 @@ def _step_time(steps: Any, rows: int, context: int) -> dict[str, float]:
 
 
 _KINDS = {
-    "attention": ("attend", "merge", "store"),
+    "attention": ("attend", "merge"),
     "sampling and entropy": ("scan", "settle", "weigh", "conclude"),
     "matrix products": ("nvjet", "void cublasLt", "sm90", "sm80"),
 }

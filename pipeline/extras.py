@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipeline.protocols import Generation, Phase
 
 ROW_COLUMNS = ("endpoint", "deployment", "api_version")  # facts about the whole row
@@ -13,7 +15,8 @@ BOUNDS = "entropy_lower_bounds"  # nats, one per token, from the k likeliest tok
 
 def finite_mean(values: Sequence[float] | None) -> float | None:
     """Mean of the finite values; None without any."""
-    finite = [value for value in values or () if math.isfinite(value)]
+    given = np.asarray(values or (), dtype=np.float64)
+    finite = given[np.isfinite(given)].tolist()
     return math.fsum(finite) / len(finite) if finite else None
 
 

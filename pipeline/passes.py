@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pipeline.extras import finite_mean, join_extras
 from pipeline.markers import INJECTED, excerpt, find_markers
 from pipeline.protocols import Cue, Example, Generation, Phase
@@ -52,16 +54,13 @@ def assemble(phases: Sequence[Phase], generations: Sequence[Generation], lead: s
     for index, (phase, generation) in enumerate(zip(phases, generations, strict=True)):
         raw = (lead if index == 0 else "") + generation.text
         body = raw.strip()
-        offset = len(out) + len(phase.opening.strip()) - (len(raw) - len(raw.lstrip()))
-        floor, ceiling = len(out) + len(phase.opening.strip()), 0
-        ceiling = floor + len(body)
         begin = len(raw) - len(generation.text)
-
-        def place(at: int, base: int = offset, low: int = floor, high: int = ceiling) -> int:
-            return min(max(base + at, low), high)
-
-        segments[phase.name] = [place(begin), place(len(raw))]
-        ends += [place(begin + end) for end in generation.ends or ()]
+        floor = len(out) + len(phase.opening.strip())
+        offset = floor - (len(raw) - len(raw.lstrip())) + begin
+        within = np.array([0, len(generation.text), *(generation.ends or ())])
+        first, last, *some = np.clip(within + offset, floor, floor + len(body)).tolist()
+        segments[phase.name] = [first, last]
+        ends += some
         out += phase.opening.strip() + body + (phase.closing or generation.tail.strip())
     whole = all(generation.ends is not None for generation in generations)
     return Output(out, segments, ends if whole else None)

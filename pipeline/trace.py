@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.budget import Budget
 from pipeline.journal import PASS1, Entry, Journal
-from pipeline.passes import Keep, build_pass, cue_hash, generations_of, lead_text
+from pipeline.passes import Keep, assemble, build_pass, cue_hash, generations_of, lead_text
 from pipeline.phases import assistant_turn
 from pipeline.protocols import (
     Backend,
@@ -89,7 +89,7 @@ class Trace:
         messages = (*prompt.messages, said, Message("user", (cue.text,)))
         again = await self._pass(Prompt(messages, prompt.prefill), cue)
         fields = await self._finish(again, cue)
-        fields["prev_output"] = build_pass(self.example, self.phases, prior, None, Keep())["output"]
+        fields["prev_output"] = assemble(self.phases, prior, "").text
         right, before = fields.get("is_correct_pred"), pass1.get("is_correct_pred")
         known = right is not None and before is not None
         fields["improved_over_pass1"] = bool(right) and not before if known else None

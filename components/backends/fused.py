@@ -89,6 +89,17 @@ class FusedSampler:
             *row, self._sums, *kept, self.tokens, self.logprobs, self.bound, **kind, num_warps=16
         )
 
+    def set(self, columns: Tensor, numbers: Tensor, counts: Tensor) -> None:
+        """Write rows' parameters into their columns, int64 [some].
+
+        Args:
+            columns: where.
+            numbers: temperature, top_p, min_p and repetition penalty, float32 [4, some].
+            counts: seed, index and top_k, int64 [3, some].
+        """
+        self._numbers[:, columns] = numbers
+        self._counts[:, columns] = counts
+
     def note(self, row: int, ids: Tensor) -> None:
         """Take `ids`, int64 [any], for all that a row has seen; ids drawn later add themselves."""
         words = self.seen.shape[1]

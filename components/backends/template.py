@@ -9,6 +9,7 @@ import datetime
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -18,6 +19,7 @@ from pipeline.protocols import Generation, Message, Piece, Prompt
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
+_RENDERED = 256  # conversations whose text is remembered
 _CLOCK = "strftime_now"
 _BETWEEN = "\n\n"  # joins messages where there is no chat template
 _TAG = re.compile(r"\s*<([^\s<>/]+)>")
@@ -41,6 +43,8 @@ class ChatTemplate:
         self._arguments = arguments
         self._text = tokenizer.get_chat_template() if tokenizer.chat_template else None
         self._warned: set[str] = set()
+        # Samples of a prompt differ in what was generated, which the template does not see.
+        self._known = lru_cache(_RENDERED)(self._written)
         if self._text and _CLOCK in self._text:
             self._text = _stopped_clock() + self._text
             if not arguments:
@@ -99,8 +103,11 @@ class ChatTemplate:
         return pieces + _opened_once(rest, prefill)
 
     def _render(self, turns: Sequence[Turn]) -> str:
+        return self._known(tuple((turn["role"], turn["content"]) for turn in turns))
+
+    def _written(self, turns: tuple[tuple[str, str], ...]) -> str:
         text = self._tokenizer.apply_chat_template(
-            list(turns),
+            [{"role": role, "content": content} for role, content in turns],
             chat_template=self._text,
             tokenize=False,
             add_generation_prompt=True,

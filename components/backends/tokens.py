@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -12,6 +13,7 @@ from components.models.checkpoint import Source
 from pipeline.protocols import Generation, Prompt
 from pipeline.spec import ModelSpec
 
+_TEXTS = 1024  # texts whose ids are remembered
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>")
 _ANCHORS = ("\n", "=", "x")  # texts whose ids are likely to stay the same when text follows
 
@@ -35,9 +37,12 @@ class PromptEncoder:
         self._side = model.truncation_side
         bos: int | None = tokenizer.bos_token_id
         self._bos = bos
+        self._last: tuple[Prompt, Encoded] | None = None
         self._adds_bos = bos is not None and (
             not tokenizer.chat_template or tokenizer.encode("x")[:1] == [bos]
         )
+        # What stands between turns is the same in every prompt.
+        self._known = lru_cache(_TEXTS)(self._encode_text)
         first = tokenizer.convert_ids_to_tokens(self._plain("x"))[:1]
         self.pieces = pieces_of(tokenizer, self.decode)
         self._spaces = bool(first) and first[0].startswith("\u2581")
@@ -51,6 +56,11 @@ class PromptEncoder:
         Raises:
             SpecError: the chat template refuses the messages or loses a turn.
         """
+        if self._last is None or self._last[0] != prompt:  # samples of a prompt come together
+            self._last = (prompt, self._encode(prompt))
+        return self._last[1]
+
+    def _encode(self, prompt: Prompt) -> Encoded:
         ids: list[int] = []
         for run in self._template.runs(prompt):
             if isinstance(run, Generation):
@@ -80,8 +90,10 @@ class PromptEncoder:
         return frozenset(ids)
 
     def _plain(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return list(self._known(text))
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _spliced(self, text: str) -> list[int]:
         """Ids of text that goes on after other ids.

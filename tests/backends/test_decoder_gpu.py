@@ -20,7 +20,9 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 KINDS = ("llama", "qwen2", "mistral", "gemma")
-LIMITS = {"float16": 0.02, "bfloat16": 0.15}  # of a narrow model with wide random weights
+# The tiny model's weights are so wide that rounding alone moves an entropy by a tenth: what counts
+# is that the decoder is as near to float64 as the model's own forward.
+NEAR = 1.3
 
 
 @pytest.fixture(scope="module")
@@ -49,33 +51,35 @@ def test_float32_rows_equal_those_of_generate(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("slots", "pages"), [(48, None), (10, 17)])
-def test_half_precision_follows_the_model_when_fed_the_same_ids(
+def test_half_precision_is_as_near_to_float64_as_the_models_own_forward(
     kind: str, dtype: str, slots: int, pages: int | None, models: Callable[[str], Path]
 ) -> None:
-    made = backend(
-        models(kind), dtype=dtype, decoder="slots", slots=slots, device="cuda", compile=False
-    )
+    settings = {"slots": slots, "device": "cuda", "compile": pages is None}
+    made = backend(models(kind), dtype=dtype, decoder="slots", **settings)
     made.options = dataclasses.replace(made.options, pages=pages)
     about: dict[str, Any] = {}
     asked = requests(12, MIXED, samples=4, caps=(20, 90))
     rows = decode(made, asked, lambda b: about.update(b.describe()))
     assert (about["evictions"] > 0) == (pages is not None)
-    model = AutoModelForCausalLM.from_pretrained(models(kind), dtype=getattr(torch, dtype))
-    model.to("cuda")
-    worst = max(_error(model, row) for row in rows)
-    assert worst < LIMITS[dtype]
+    own = AutoModelForCausalLM.from_pretrained(models(kind), dtype=getattr(torch, dtype))
+    exact = AutoModelForCausalLM.from_pretrained(models(kind), dtype=getattr(torch, dtype))
+    own, exact = own.to("cuda"), exact.double().to("cuda")
+    expected = torch.cat([_entropies(exact, row) for row in rows])
+    theirs = torch.cat([_entropies(own, row) for row in rows])
+    ours = torch.cat([torch.tensor(row.entropies, dtype=torch.float64) for row in rows])
+    assert (ours - expected).abs().mean() < NEAR * (theirs - expected).abs().mean()
+    assert (ours - expected).abs().max() < 2 * NEAR * (theirs - expected).abs().max()
 
 
-def _error(model: Any, row: Generation) -> float:
-    """The largest difference of an entropy from that of the model's own forward."""
+def _entropies(model: Any, row: Generation) -> torch.Tensor:
+    """What the model's own forward gives when fed the same ids."""
     ids = torch.tensor([[*(row.prompt_ids or []), *row.token_ids]], device="cuda")
     with torch.inference_mode():
         logits = model(ids).logits[0, -len(row.token_ids) - 1 : -1].double()
     logs = logits.log_softmax(-1)
-    entropy = -(logs.exp() * logs).sum(-1).cpu()
-    return float((entropy - torch.tensor(row.entropies)).abs().max())
+    return -(logs.exp() * logs).sum(-1).cpu()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,7 @@ def test_the_decoding_kernel_is_attention_over_pages(
     for row, pages in enumerate(tables):
         table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
     positions = torch.tensor(lengths, device=device) - 1
-    found = PagedDecode(cache, table, positions).attend(0, query, key, value, 0.1)
+    order = torch.randperm(rows, device=device).to(torch.int32)
+    found = PagedDecode(cache, table, positions, order).attend(0, query, key, value, 0.1)
     assert torch.equal(cache.keys[0], exact.keys[0])
     assert torch.allclose(found.float(), expected.float(), atol=4e-3)

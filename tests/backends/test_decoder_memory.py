@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch
 
-from components.backends.decoder.pages import Pages, Wanted
+from components.backends.decoder.cache import KeyValues, LayerShape, independent
+from components.backends.decoder.pages import Copy, Pages, Wanted
 from components.backends.decoder.plain import PlainSteps
 from components.backends.hf import HfBackend
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
@@ -143,6 +144,30 @@ def test_a_model_that_does_not_fit_takes_the_reference_and_the_log_says_why(
     assert about["decoder"] == "generate" and all(row.token_ids for row in rows)
     assert len([r for r in caplog.records if "does not fit" in r.message]) == 1
     assert any(re.search(reason, r.message) for r in caplog.records)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_copies_made_together_are_those_made_one_after_another(seed: int) -> None:
+    rng = random.Random(seed)
+    cache = KeyValues([LayerShape(2, 4, 3, torch.float32)], 8, 6, torch.device("cpu"))
+    expected = [tensor[0].normal_().clone() for tensor in (cache.keys, cache.values)]
+    filled, copies = [6] * 8, []
+    for _ in range(rng.randint(1, 12)):
+        source, target = rng.sample(range(8), 2)
+        count = rng.randint(1, filled[source])
+        filled[target] = count
+        copies.append(Copy(source, target, count))
+    for copy in copies:
+        for tensor in expected:
+            tensor[copy.target, :, : copy.count] = tensor[copy.source, :, : copy.count]
+    cache.copy(copies)
+    for page, count in enumerate(filled):
+        for found, tensor in zip((cache.keys[0], cache.values[0]), expected, strict=True):
+            assert torch.equal(found[page, :, :count], tensor[page, :, :count])
+
+
+def test_samples_that_copy_from_each_other_are_copied_at_once() -> None:
+    assert len(independent([Copy(page, page + 1, 5) for page in range(30)])) == 1
 
 
 def test_pages_are_all_given_back() -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from components.backends.decoder.attention import compile_layers
 from components.backends.decoder.cache import KeyValues, LayerShape, free_memory
+from components.backends.decoder.fit import join_products
 from components.backends.decoder.pages import Pages
 from components.backends.decoder.plain import PlainSteps
 from components.backends.decoder.scheduler import Scheduler, Steps
@@ -49,6 +50,7 @@ def maker(
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
     reason = _why_plain(layers, allowed, device)
     if reason is None and options.compile:
+        join_products(model)
         compile_layers(model)
     if reason is not None and device.type == "cuda":
         _LOG.warning("decoding without CUDA graphs: %s", reason)

@@ -64,14 +64,38 @@ class KeyValues:
         return keys, values
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Copy the starts of pages."""
-        for copy in copies:
+        """Copy the starts of pages, as if one after another."""
+        for some in independent(copies):
+            count = max(copy.count for copy in some)
+            pages = torch.tensor([(copy.source, copy.target) for copy in some])
+            sources, targets = pages.T.to(self.keys[0].device)
             for tensor in (*self.keys, *self.values):
-                tensor[copy.target, :, : copy.count] = tensor[copy.source, :, : copy.count]
+                tensor[targets, :, :count] = tensor[sources, :, :count]
 
     def clear(self) -> None:
         """Let go of all memory."""
         self.keys, self.values = [], []
+
+
+def independent(copies: Iterable[Copy]) -> list[list[Copy]]:
+    """The copies in stretches within which their order does not matter.
+
+    Samples of one prompt copy from each other in turn: all of them then copy from the first.
+    """
+    stretches: list[list[Copy]] = []
+    read: set[int] = set()
+    made: dict[int, Copy] = {}
+    for copy in copies:
+        before = made.get(copy.source)
+        if before is not None and before.count >= copy.count:
+            copy = Copy(before.source, copy.target, copy.count)
+        if not stretches or copy.target in read or copy.target in made or copy.source in made:
+            stretches.append([])
+            read, made = set(), {}
+        stretches[-1].append(copy)
+        read.add(copy.source)
+        made[copy.target] = copy
+    return stretches
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from components.backends.decoder.attention import (
     using,
 )
 from components.backends.decoder.cache import LayerShape
+from components.backends.decoder.joint import Joined, Readers
 
 _TRIAL = 24  # tokens
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of the logits' norm; else:
@@ -36,14 +37,13 @@ def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     if model._is_stateful or config.is_encoder_decoder:
         raise UnfitModelError("it keeps more state than keys and values")
     before = config._attn_implementation
-    ids = (torch.arange(_TRIAL, device=model.device) * 7919 + 11) % config.vocab_size
     with torch.inference_mode():
-        expected = _logits(model, ids)
+        expected = _logits(model)
         probe = ProbeFrame()
         try:
             model.set_attn_implementation(NAME)
             with using(probe):
-                found = _logits(model, ids)
+                found = _logits(model)
             _compare(found, expected)
             layers = _layers(probe, config.num_hidden_layers)
         except (UnfitAttentionError, UnfitModelError) as error:
@@ -52,7 +52,28 @@ def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     return layers
 
 
-def _logits(model: Any, ids: Tensor) -> Tensor:
+def join_products(model: PreTrainedModel) -> int:
+    """Compute linear layers that read the same tensor as one; how many products are saved.
+
+    `model` has the decoder's attention. Where the joined layers give other logits, all is undone.
+    """
+    readers = Readers()
+    with torch.inference_mode():
+        with using(ProbeFrame()), readers.watching(model):
+            expected = _logits(model)
+        joined = Joined(readers.groups())
+        try:
+            with using(ProbeFrame()):
+                _compare(_logits(model), expected)
+        except UnfitModelError:
+            joined.undo()
+            return 0
+    return sum(len(parts) - 1 for parts in joined.groups)
+
+
+def _logits(model: Any) -> Tensor:
+    ids = torch.arange(_TRIAL, device=model.device) * 7919 + 11
+    ids %= model.config.get_text_config().vocab_size
     positions = torch.arange(len(ids), device=ids.device)
     out = model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
     return out.logits[0]  # type: ignore[no-any-return]

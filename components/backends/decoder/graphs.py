@@ -22,6 +22,7 @@ from components.backends.kernels import step
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 _AHEAD = 4  # steps started in one go
+_WAITS = 8  # goes that a prefill may wait
 _BEHIND = 1  # goes that may be under way while another is started
 _PREFILLED = 256  # rows that leave a prefill together at most
 
@@ -40,6 +41,7 @@ class GraphSteps:
     """Keeps every slot's state on the device, so that steps follow each other without the host."""
 
     ahead = _AHEAD
+    waits = _WAITS
 
     def __init__(
         self, model: PreTrainedModel, cache: KeyValues, bound: int, slots: int, longest: int
@@ -63,6 +65,8 @@ class GraphSteps:
         width = -(-(longest + _AHEAD) // cache.size)
         self._table = torch.full((slots, width), self._waste, dtype=torch.int32, device=device)
         self._positions = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._slots_in_turn = torch.arange(slots, dtype=torch.int32, device=device)
+        self._order = self._slots_in_turn.clone()
         self._results = torch.zeros(_AHEAD, 3, slots, dtype=torch.int32, device=device)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
         self._holders: list[Running | None] = [None] * slots  # as the device has it
@@ -141,6 +145,7 @@ class GraphSteps:
         pages = torch.arange(rows * used, device=self._device) % self._waste
         self._table[:rows, :used] = pages.view(rows, used).to(torch.int32)
         self._positions.fill_(context)
+        self._order.copy_(self._slots_in_turn)
         self._counter.zero_()
 
     def _make_samplers(self, penalises: bool) -> None:
@@ -205,7 +210,7 @@ class GraphSteps:
         """Draw the id that follows a prefill, and put it where the next step reads it."""
         self._penalise(rows)
         sampler, main, count = self._first, self._sampler, len(rows)
-        self._set(sampler, rows, range(count))
+        self._set(sampler, list(zip(rows, range(count), strict=True)))
         for column, running in enumerate(rows):
             self._slot[running] = heapq.heappop(self._free)
             if _penalised(running):
@@ -247,29 +252,26 @@ class GraphSteps:
             places = upload(np.array(cells).T.copy(), self._device)
             self._table[places[0], places[1]] = places[2].to(torch.int32)
         if changed:
-            positions = np.zeros(self._slots, dtype=np.int64)
-            for running in rows:
-                positions[self._slot[running]] = running.held.computed
-            self._positions.copy_(upload(positions, self._device))
-            self._set(self._sampler, rows, [self._slot[running] for running in rows])
+            computed = [0 if held is None else held.held.computed for held in holders]
+            self._positions.copy_(upload(np.array(computed), self._device))
+            order = np.argsort(-np.array(computed), kind="stable").astype(np.int32)
+            self._order.copy_(upload(order, self._device))
+            new = [(holder, slot) for slot in changed if (holder := holders[slot]) is not None]
+            self._set(self._sampler, new)
         self._holders = holders
 
-    def _set(self, sampler: FusedSampler, rows: Sequence[Running], columns: Sequence[int]) -> None:
-        """Write the rows' parameters into the sampler's columns."""
-        size = len(sampler.tokens)
-        floats, counts = np.zeros((4, size), dtype=np.float32), np.zeros((3, size), dtype=np.int64)
-        floats[1], floats[3] = 1, 1
-        for column, running in zip(columns, rows, strict=True):
+    def _set(self, sampler: FusedSampler, placed: Sequence[tuple[Running, int]]) -> None:
+        """Write the parameters of rows into their columns of the sampler."""
+        if not placed:
+            return
+        parameters, counts = [], []
+        for running, _ in placed:
             of = running.row.request.sampling
-            floats[:, column] = of.temperature, of.top_p, of.min_p, of.repetition_penalty
-            counts[:, column] = running.row.seed, running.drawn, of.top_k
-        names = ("temperature", "top_p", "min_p", "repetition_penalty")
-        for name, values in zip(names, upload(floats, self._device), strict=True):
-            getattr(sampler, name).copy_(values)
-        for name, values in zip(
-            ("seeds", "indices", "top_k"), upload(counts, self._device), strict=True
-        ):
-            getattr(sampler, name).copy_(values)
+            parameters.append((of.temperature, of.top_p, of.min_p, of.repetition_penalty))
+            counts.append((running.row.seed, running.drawn, of.top_k))
+        columns = upload(np.array([column for _, column in placed]), self._device)
+        floats = upload(np.array(parameters, dtype=np.float32).T.copy(), self._device)
+        sampler.set(columns, floats, upload(np.array(counts).T.copy(), self._device))
 
     def _note(self, sampler: FusedSampler, column: int, running: Running) -> None:
         sampler.note(column, upload(np.array(running.held.ids), self._device))
@@ -277,11 +279,12 @@ class GraphSteps:
     def _capture(self, bucket: int) -> torch.cuda.CUDAGraph:
         """The step of the first `bucket` slots as a graph. The slots' state stays as it is."""
         sampler = self._sampler
-        state = [self._table, self._positions, self._counter]
+        state = [self._table, self._positions, self._order, self._counter]
         state += [sampler.tokens, sampler.indices, sampler.seen]
         saved = [tensor.clone() for tensor in state]
         self._table.fill_(self._waste)
         self._positions.zero_()
+        self._order.copy_(self._slots_in_turn)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -300,7 +303,7 @@ class GraphSteps:
     def _step(self, bucket: int) -> None:
         """Forward, entropy, draw, and on to the next position, all on the device."""
         sampler, positions = self._sampler, self._positions[:bucket]
-        frame = PagedDecode(self._cache, self._table, positions)
+        frame = PagedDecode(self._cache, self._table, positions, self._order)
         sampler(self._forward(sampler.tokens[:bucket], positions, frame, 0))
         step.advance[1,](
             sampler.tokens, sampler.entropies, sampler.logprobs, positions, sampler.indices,

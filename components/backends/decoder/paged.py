@@ -20,11 +20,18 @@ _MOST_SPLITS = 16
 class PagedDecode:
     """One token of every slot, the places told by tensors: fit for a CUDA graph."""
 
-    def __init__(self, cache: KeyValues, table: Tensor, positions: Tensor) -> None:
-        """`table` is int32 [slots, pages of a row], `positions` int64 [slots]."""
+    def __init__(self, cache: KeyValues, table: Tensor, positions: Tensor, order: Tensor) -> None:
+        """Rows of `table` stand for slots.
+
+        Args:
+            cache: keys and values.
+            table: pages of every row, int32 [slots, pages of a row].
+            positions: tokens that every row has cached, int64 [slots].
+            order: in which rows are begun, int32 [slots]: the longest first fill the card best.
+        """
         self._cache = cache
         self._table = table
-        self._positions = positions
+        self._where = (table, positions, order)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """As `attention.Frame.attend`."""
@@ -33,13 +40,7 @@ class PagedDecode:
         query, key, value = query[0], key[0], value[0]  # [heads, rows, size]
         rows, heads = query.shape[1], shape.heads
         group, width = len(query) // heads, self._table.shape[1]
-        where = (self._table, self._positions)
         sizes = {"KEY": shape.key_size, "VALUE": shape.value_size}
-        widest = triton.next_power_of_2(max(shape.key_size, shape.value_size))
-        step.store[rows, heads](
-            key, value, keys, values, *where, key.stride(1), key.stride(0), value.stride(1),
-            value.stride(0), width, cache.size, heads, BLOCK=widest, **sizes, num_warps=1,
-        )  # fmt: skip
         splits = _splits(rows * heads)
         out = query.new_empty(rows, len(query), shape.value_size)
         parts = facts = out
@@ -50,11 +51,12 @@ class PagedDecode:
             "KEYS": triton.next_power_of_2(shape.key_size),
             "VALUES": triton.next_power_of_2(shape.value_size),
         }
-        step.attend[rows, heads, splits](
-            query, keys, values, *where, out, parts, facts, query.stride(1), query.stride(0),
+        step.attend[heads, rows, splits](
+            query, key, value, keys, values, *self._where, out, parts, facts,
+            *(stride for of in (query, key, value) for stride in (of.stride(1), of.stride(0))),
             width, cache.size, heads, scale * _LOG2E, GROUP=group,
             ROWS=max(16, triton.next_power_of_2(group)), BLOCK=_BLOCK, SPLITS=splits,
-            **sizes, **lanes, num_warps=4, num_stages=3,
+            **sizes, **lanes, num_warps=4, num_stages=2,
         )  # fmt: skip
         if splits > 1:
             merged = {"VALUE": sizes["VALUE"], "VALUES": lanes["VALUES"], "SPLITS": splits}

@@ -18,6 +18,7 @@ class PlainSteps:
     """Computes the next token of rows, with exact attention over their pages."""
 
     ahead = 1
+    waits = 0
 
     def __init__(self, model: PreTrainedModel, cache: KeyValues, allowed: Tensor) -> None:
         """`allowed` is a bool [vocabulary] of ids that the tokenizer has."""

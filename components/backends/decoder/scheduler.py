@@ -13,13 +13,17 @@ _NOT_FINITE = (
     "the model's logits are not finite: choose another quantization (float16 overflows in some "
     "models)"
 )
-_LOOK = 64  # waiting rows looked at for one that can start
+_SOON = 8  # chunks of prompt tokens for which rows that decode may wait
+_TOGETHER = 32  # rows that decode for each that is worth a prefill at once
+_PATIENT = 4  # rows that wait for one that joins soon
+_LOOK = 64  # prompts of waiting rows that are looked up in one step
 
 
 class Steps(Protocol):
     """Computes steps on a device."""
 
     ahead: int  # steps started in one go
+    waits: int  # goes that a prefill may wait for others, as many as make up for its fixed cost
 
     def prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
         """Compute the next `count` ids of every row; draw for those that have no more."""
@@ -55,6 +59,7 @@ class Scheduler:
         self.steps = steps
         self._chunk = chunk
         self._share = share
+        self._deferred = 0  # goes for which rows have waited for their prefill
         self._waiting: list[Entry] = []
         self._running: list[Running] = []
         self._over: list[Entry] = []
@@ -96,16 +101,31 @@ class Scheduler:
         """Admit, prefill a chunk, decode, and return the rows that are over."""
         self._drop()
         self._admit()
-        self._prefill()
-        ready = self._ready()
-        joining = sum(not running.started for running in self._running)
-        # Few rows wait while many are about to join them: a step costs little more with all.
-        if len(ready) >= joining:
+        if self._due():
+            self._prefill()
+        ready, joining = self._ready(), [r for r in self._running if not r.started]
+        if len(ready) >= self._worth(joining):
             self._decode(ready)
         for drawn in self.steps.collect(wait=not (ready or joining)):
             self._take(drawn)
         over, self._over = self._over, []
         return over
+
+    def _due(self) -> bool:
+        """Whether to prefill now, rather than once more rows have come that can go together."""
+        joining = sum(not running.started for running in self._running)
+        decoding = len(self._running) - joining
+        enough = joining * _TOGETHER >= decoding or self._deferred >= self.steps.waits
+        self._deferred = 0 if enough or not joining else self._deferred + 1
+        return enough
+
+    def _worth(self, joining: Sequence[Running]) -> int:
+        """How many rows a decoding step is worth while others are about to join them.
+
+        It costs little more with all. Rows with long prompts are not waited for as long.
+        """
+        tokens = sum(running.uncomputed for running in joining)
+        return len(joining) * (_PATIENT if tokens <= _SOON * self._chunk else 1)
 
     def _drop(self) -> None:
         """Forget rows that nobody wants any more."""
@@ -115,32 +135,46 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give pages to waiting rows, the earliest traces first."""
-        tried = 0
-        while len(self._running) < self.slots and tried < min(_LOOK, len(self._waiting)):
+        copies: list[Copy] = []
+        self._open(copies)
+        if copies:
+            self.steps.copy(copies)
+
+    def _open(self, copies: list[Copy]) -> None:
+        tried, looked = 0, 0
+        blocked: list[int] = []
+        while len(self._running) < self.slots and tried < len(self._waiting) and looked < _LOOK:
             entry = self._waiting[tried]
             wanted = entry.wanted = entry.wanted or Wanted.of(entry.row.ids)
+            if wanted.ids == blocked:  # another sample of a prompt that is being computed
+                tried += 1
+                continue
+            looked += 1
             if self._share and self.pages.must_wait(wanted):
+                blocked = wanted.ids
                 tried += 1
                 continue
             room = self.pages.needed(len(wanted.ids) + 1) + len(self._running)
             if self._running and self.pages.spare < room:
                 return
-            trace = entry.row.request.trace
-            opened = self.pages.open(trace, wanted, self._share)
-            if opened is None and not self._running:  # with the pages of what it shares, too
-                opened = self.pages.open(trace, wanted, share=False)
+            opened = self._opened(entry, wanted)
+            if opened is None and self._running:
+                return
+            del self._waiting[tried]
             if opened is None:
-                if self._running:
-                    return
-                del self._waiting[tried]
                 self._refuse(entry)
                 continue
-            del self._waiting[tried]
+            copies += opened.copies
             self._start(entry, opened)
 
+    def _opened(self, entry: Entry, wanted: Wanted) -> Opened | None:
+        trace = entry.row.request.trace
+        opened = self.pages.open(trace, wanted, self._share)
+        if opened is None and not self._running:  # with the pages of what it shares, too
+            opened = self.pages.open(trace, wanted, share=False)
+        return opened
+
     def _start(self, entry: Entry, opened: Opened) -> None:
-        if opened.copies:
-            self.steps.copy(opened.copies)
         entry.wanted = None
         entry.row.started = entry.row.started or time.perf_counter()
         running = Running(entry, opened.held)

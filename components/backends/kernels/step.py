@@ -1,39 +1,26 @@
-"""Triton kernels of a decoding step: cache one token per row, attend to its pages, move on."""
+"""Triton kernels of a decoding step: cache a token per row, attend to its pages, move on."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def store(
-    key, value, keys, values, table, positions, key_row, key_head, value_row, value_head,
-    width, page_size, heads, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write one token's keys and values of one row and head into its page."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(positions + row)
-    page = tl.load(table + row * width + position // page_size).to(tl.int64)
-    place = (page * heads + head) * page_size + position % page_size
-    lane = tl.arange(0, BLOCK)
-    got = tl.load(key + row * key_row + head * key_head + lane, mask=lane < KEY)
-    tl.store(keys + place * KEY + lane, got, mask=lane < KEY)
-    got = tl.load(value + row * value_row + head * value_head + lane, mask=lane < VALUE)
-    tl.store(values + place * VALUE + lane, got, mask=lane < VALUE)
-
-
-@triton.jit
 def attend(
-    query, keys, values, table, positions, out, parts, facts, query_row, query_head,
-    width, page_size, heads, scale, GROUP: tl.constexpr, ROWS: tl.constexpr, KEY: tl.constexpr,
+    query, key, value, keys, values, table, positions, order, out, parts, facts,
+    query_row, query_head, key_row, key_head, value_row, value_head, width, page_size, heads, scale,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, KEY: tl.constexpr,
     KEYS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Attention of the queries that share a key head to one split of their row's tokens."""
-    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(positions + row) + 1
-    share = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
+    """Attention of the queries that share a key head to one split of their row's tokens.
+
+    The program of a row's last split starts with the new token and caches it.
+    """
+    head, row, split = tl.program_id(0), tl.load(order + tl.program_id(1)), tl.program_id(2)
+    cached = tl.load(positions + row).to(tl.int32)  # tokens before the new one
+    share = tl.cdiv(tl.cdiv(cached, SPLITS), BLOCK) * BLOCK
     start = share * split
-    end = tl.minimum(length, start + share)
+    end = tl.minimum(cached, start + share)
     mine, key_lane, value_lane = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, VALUES)
     place = query + row * query_row + (head * GROUP + mine[:, None]) * query_head
     inside = (mine[:, None] < GROUP) & (key_lane[None, :] < KEY)
@@ -41,6 +28,18 @@ def attend(
     most = tl.full([ROWS], -1e30, tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUES], tl.float32)
+    if split == SPLITS - 1:
+        source = key + row * key_row + head * key_head + key_lane
+        new_key = tl.load(source, mask=key_lane < KEY, other=0.0)
+        most = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
+        mass += 1.0
+        page = tl.load(table + row * width + cached // page_size).to(tl.int64)
+        spot = (page * heads + head) * page_size + cached % page_size
+        tl.store(keys + spot * KEY + key_lane, new_key, mask=key_lane < KEY)
+        source = value + row * value_row + head * value_head + value_lane
+        new_value = tl.load(source, mask=value_lane < VALUE, other=0.0)
+        acc += new_value.to(tl.float32)[None, :]
+        tl.store(values + spot * VALUE + value_lane, new_value, mask=value_lane < VALUE)
     for first in range(start, end, BLOCK):
         token = first + tl.arange(0, BLOCK)
         page = tl.load(table + row * width + first // page_size).to(tl.int64)

@@ -1,0 +1,119 @@
+"""Linear layers that read the same tensor, computed as one product.
+
+Queries, keys and values of a layer, or gate and up, are several products of the same input. One
+product of their weights behind one another keeps a card busier than each by itself. Which layers
+these are is seen in a trial run of the model, so that no architecture need be known by name.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+
+class _Joint:
+    """The weights of layers that are called one after another, and the product on its way."""
+
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        self.weight = torch.cat([part.weight.data for part in parts])
+        biases = [part.bias.data for part in parts if part.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self.out: Tensor | None = None
+
+
+class _Part(nn.Linear):
+    """One of the layers: the first computes the product of all, the last lets go of it."""
+
+    joint: _Joint
+    place: tuple[int, int]
+    first: bool
+    last: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        """This layer's columns of the product."""
+        joint = self.joint
+        out = linear(input, joint.weight, joint.bias) if self.first else joint.out
+        assert out is not None
+        joint.out = None if self.last else out
+        start, end = self.place
+        return out[..., start:end]
+
+
+class Joined:
+    """Groups of layers whose products are joined; a layer's own weight becomes a view."""
+
+    def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
+        self.groups = groups
+        for parts in groups:
+            _join(parts)
+
+    def undo(self) -> None:
+        """Every layer by itself again."""
+        for part in (part for parts in self.groups for part in parts):
+            part.__class__ = nn.Linear
+
+
+def _join(parts: Sequence[nn.Linear]) -> None:
+    joint, start = _Joint(parts), 0
+    for part in parts:
+        end = start + part.out_features
+        part.weight.data = joint.weight[start:end]
+        if joint.bias is not None:
+            part.bias.data = joint.bias[start:end]
+        made: Any = part
+        made.__class__ = _Part
+        made.joint, made.place = joint, (start, end)
+        made.first, made.last = part is parts[0], part is parts[-1]
+        start = end
+
+
+class Readers:
+    """Notes which linear layers are called one after another with the same tensor."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[nn.Linear, Tensor]] = []
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """For the time of one forward of `model`."""
+        layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        hooks = [layer.register_forward_pre_hook(self._note) for layer in layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def groups(self) -> list[list[nn.Linear]]:
+        """Layers that can be joined, in the order of their calls."""
+        found: list[list[nn.Linear]] = []
+        before: Tensor | None = None
+        for layer, given in self._calls:
+            if given is before and _alike(layer, found[-1][-1]):
+                found[-1].append(layer)
+            else:
+                found.append([layer])
+            before = given
+        calls = [layer for layer, _ in self._calls]
+        weights = [id(layer.weight) for layer in calls]
+        return [
+            parts
+            for parts in found
+            if len(parts) > 1 and all(weights.count(id(part.weight)) == 1 for part in parts)
+        ]
+
+    def _note(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
+        assert isinstance(layer, nn.Linear)
+        self._calls.append((layer, given[0]))
+
+
+def _alike(layer: nn.Linear, other: nn.Linear) -> bool:
+    """Whether both are plain layers of one kind: adapters and quantized ones stay by themselves."""
+    plain = type(layer) is nn.Linear and type(other) is nn.Linear
+    same = (layer.bias is None) == (other.bias is None)
+    weights = (layer.weight, other.weight)
+    kinds = {(weight.dtype, weight.device, weight.shape[1]) for weight in weights}
+    return plain and same and len(kinds) == 1
