@@ -93,9 +93,11 @@ def check_names(words: Sequence[str]) -> None:
 def check_choices(words: Iterable[str]) -> None:
     """Refuse a group set to null, which Hydra answers with a traceback."""
     for word in words:
-        group, _, value = word.partition("=")
-        if value == "null" and group in _groups():
-            raise SpecError(_choice(group, value))
+        name, _, value = word.partition("=")
+        if value == "null" and name in _groups():
+            raise SpecError(_choice(name, value))
+        if value == "null" and name in (*KEYS, "hydra.launcher"):
+            raise SpecError(f"{name} must be left out, or keys of it set one by one, got null")
 
 
 def _groups() -> list[str]:

@@ -6,13 +6,14 @@ Past this door there is no DictConfig.
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, InstantiationException
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -67,10 +68,7 @@ def check_component(group: str, node: dict[str, Any]) -> None:
     """Bind a node's keys to its `_target_` constructor, without calling it."""
     if "_target_" not in node:
         raise SpecError(f"{group}._target_ must name the component's class, got {sorted(node)}")
-    try:
-        target = get_class(node["_target_"])
-    except (ImportError, ValueError) as error:
-        raise SpecError(f"{group}._target_ cannot be loaded: {error}") from error
+    target = _class(group, node["_target_"])
     handed = HANDED_OVER if group == "backend" else ()
     allowed = {k: v for k, v in inspect.signature(target).parameters.items() if k not in handed}
     for key, value in node.items():
@@ -82,6 +80,18 @@ def check_component(group: str, node: dict[str, Any]) -> None:
         _check_kind(f"{group}.{key}", value, allowed[key].annotation)
         if isinstance(value, dict) and "_target_" in value:
             check_component(f"{group}.{key}", value)
+
+
+def _class(group: str, name: object) -> type:
+    rule = "name a class that can be imported"
+    module, _, last = str(name).rpartition(".")
+    try:
+        found = resolve_name(f"{module}:{last}")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(f"{group}._target_ must {rule}, got {name!r} ({error})") from error
+    require(isinstance(found, type), f"{group}._target_", rule, name)
+    made: type = found
+    return made
 
 
 def _check_kind(key: str, value: object, annotation: Any) -> None:

@@ -63,6 +63,9 @@ def export(roots: Sequence[str], settings: dict[str, str]) -> None:
     """Write what the settings say, and tell the number of rows."""
     check(settings)
     table = load(find(roots)).with_rows()
+    names = sorted(table.passes["pass"].astype(str).unique())
+    if settings["pass"] not in names:
+        raise SpecError(f"pass must be one of {', '.join(names)}, got {settings['pass']!r}")
     make = SCHEMAS[settings["schema"]](table, settings)
 
     def rows() -> Iterator[Row]:

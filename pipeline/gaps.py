@@ -50,7 +50,8 @@ class Rules:
     def _wanted(self) -> dict[str, str]:
         if isinstance(self.filter, dict):
             return {str(name): str(value) for name, value in self.filter.items()}
-        items = [self.filter] if isinstance(self.filter, str) else list(self.filter or ())
+        items = self.filter if isinstance(self.filter, list) else [self.filter]
+        items = [] if self.filter is None else items
         for item in items:
             whole = isinstance(item, str) and item.partition("=")[0].strip() and "=" in item
             require(bool(whole), "backfill.filter", "be {key: value} or a list of key=value", item)

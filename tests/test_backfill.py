@@ -335,6 +335,7 @@ def test_two_backfills_of_one_file_do_not_meet(tmp_path: Path) -> None:
         (["cue=none"], "cue must name at least one cue"),
         (["cue=wait", "backfill.flush_every=0"], "flush_every"),
         (["cue=wait", "backfill.filter=[step]"], "backfill.filter"),
+        (["cue=wait", "backfill.filter=3"], "backfill.filter must be"),
         (["cue=wait", "backfill.group_by=[]"], "backfill.group_by"),
         (["backfill.phrase_file=nothing.txt"], "backfill.phrase_file must name a file"),
         (["cue=wait", "backfill.max_rows=0"], "backfill.max_rows"),

@@ -54,7 +54,6 @@ def test_a_group_set_to_nothing_lists_its_options(group: str, value: str) -> Non
         ([*LINE, "backend.capacty=1"], ["backend.capacty", "did you mean capacity?"]),
         ([*LINE, "sampling.temperature=hot"], ["sampling.temperature", "hot", "Float"]),
         ([*LINE, "sampling.temperature=0,1"], ["add -m", "sampling.temperature=[0,1]"]),
-        ([*LINE, "run=null"], ["run"]),
         ([*LINE, "run.root=${nope}"], ["run.root", "nope"]),
         ([*LINE, "cue={mine:{text:hi}}"], ["cue.mine", "'+cue={mine: {text: ...}}'"]),
         ([*LINE, "model=local"], ["model.path must be given"]),
@@ -85,7 +84,13 @@ def test_a_line_that_does_not_compose_is_told_by_key(words: list[str], parts: li
         ("task.think_cap=1.5", "be a whole number"),
         ("task.grading_seconds=0", "be above 0"),
         ("task.grading_workers=0", "be null or 1 or more"),
-        ("task.few_shot=[{a: 1}]", "hold entries with user and assistant"),
+        ("task.few_shot=[{a: 1}]", "hold entries with texts user and assistant"),
+        ("task.few_shot=[{user: 1, assistant: 2}]", "hold entries with texts"),
+        ("backend._target_=null", "name a class that can be imported"),
+        ("backend._target_=os.system", "name a class that can be imported"),
+        ("backend._target_=components.backends.nothere.X", "No module named"),
+        ("run=null", "keys of it set one by one"),
+        ("hydra.launcher=null", "keys of it set one by one"),
         ("task.few_shot=none", "be a list"),
         ("task.columns=null", "be a mapping"),
     ],
@@ -101,12 +106,13 @@ def test_a_value_out_of_bounds_or_of_another_kind_names_its_key(override: str, r
     [
         ("backend.pace.start=0", "backend.pace.start must lie in 1..most, got 0"),
         ("backend.pace.tolerance=much", "backend.pace.tolerance must be a number, got 'much'"),
+        ("+backend.prices.m={input: -1, output: 2}", "backend.prices.m.input must be a number"),
         ("+backend.pace.strat=1", "backend.pace.strat is not a setting of"),
         ("backend.prices=cheap", "backend.prices must be a mapping or null, got 'cheap'"),
     ],
 )
 def test_a_setting_inside_a_component_is_checked_like_its_own(override: str, text: str) -> None:
-    assert told("task=math", "backend=openai", override).startswith(text)
+    assert told("task=math", "backend=openai", "backend.deployment=m", override).startswith(text)
 
 
 def test_a_sweep_into_a_root_that_cannot_be_written_says_run_root(tmp_path: Path) -> None:

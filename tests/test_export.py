@@ -150,6 +150,7 @@ def test_kinds(values: list[Any], kind: str | None) -> None:
         (["to=xml", "out=x"], "to must be one of parquet, csv, jsonl, hf"),
         (["schema=x", "out=x"], "schema must be one of"),
         ([], "out must name"),
+        (["schema=inferencer", "pass=pass9", "out=x"], "pass must be one of pass1"),
     ],
 )
 def test_what_there_is_not_is_refused(

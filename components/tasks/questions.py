@@ -39,7 +39,8 @@ class Questions:
             require(whole, f"task.{key}", "be a number of tokens, 1 or more", cap)
         for shot in self.few_shot:
             pair = isinstance(shot, Mapping) and set(shot) == {"user", "assistant"}
-            require(pair, "task.few_shot", "hold entries with user and assistant", shot)
+            pair = pair and all(isinstance(text, str) for text in shot.values())
+            require(pair, "task.few_shot", "hold entries with texts user and assistant", shot)
         records.check_columns(self.columns, self.FIELDS)
         self.source = records.source(self.data, self.mirrors)
         caps = (self.think_cap, self.answer_cap, self.max_output_tokens)

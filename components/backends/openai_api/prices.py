@@ -1,10 +1,11 @@
 """What requests cost, from a table of prices per million tokens."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.spec import SpecError
+from pipeline.spec import SpecError, require
 
 MILLION = 1_000_000
 FIELDS = ("input", "cached_input", "output", "batch_factor")
@@ -51,7 +52,10 @@ def find(prices: Mapping[str, Any], model: str) -> Price | None:
             f"backend.prices.{name} must hold input and output, and may hold cached_input and "
             f"batch_factor (USD per million tokens), got {entry!r}"
         )
-    return Price(**{field: float(value) for field, value in entry.items()})
+    for field, value in entry.items():
+        known_amount = isinstance(value, int | float) and 0 <= value < math.inf
+        require(known_amount, f"backend.prices.{name}.{field}", "be a number, 0 or more", value)
+    return Price(**entry)
 
 
 @dataclass(slots=True)
