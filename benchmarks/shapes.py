@@ -1,5 +1,6 @@
 """Models of a given shape with random weights, and prompts of a given length."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -112,3 +113,21 @@ def lengths(count: int, mean: float, cap: int) -> list[int]:
         found = sum(min(cap, scale * x) for x in made) / count
         low, high = (scale, high) if found < mean else (low, scale)
     return [max(1, min(cap, round(scale * x))) for x in made]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """`count` prompts of `words` words, each with `samples` outputs of the given lengths."""
+
+    count: int
+    samples: int
+    mean: float
+    cap: int
+    batch: int  # rows of a static batch of the others
+    words: int = 200
+
+    @property
+    def caps(self) -> list[int]:
+        """The length of every output."""
+        rows = self.count * self.samples
+        return [self.cap] * rows if self.mean == self.cap else lengths(rows, self.mean, self.cap)
