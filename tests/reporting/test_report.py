@@ -1,6 +1,7 @@
 """What the report's file holds; how it looks and acts is tested in tests/browser."""
 
 import base64
+import configparser
 import gzip
 import json
 import random
@@ -19,6 +20,7 @@ from pipeline.passes import Keep, build_pass
 from pipeline.protocols import Cue, Example
 from pipeline.rows import encode
 from tests.browser.runs import CUES, HOSTILE, PHASES, generation, write_run
+from tests.composing import ROOT
 
 PIECE = re.compile(r'<script type="text/plain" id="piece-([\w-]+)">([A-Za-z0-9+/=]*)</script>')
 
@@ -229,3 +231,13 @@ def test_a_task_outside_this_repository_is_not_loaded(tmp_path: Path) -> None:
 def test_every_script_and_style_of_the_page_is_in_the_file() -> None:
     files = {path.name for path in html_file.PAGE.iterdir() if path.suffix in (".js", ".css")}
     assert files == {*html_file.SCRIPTS, *html_file.STYLES}
+
+
+def test_an_installation_carries_every_file_of_the_page() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    patterns = setup["options.package_data"]["launch.reporting"].split()
+    folder = html_file.PAGE.parent
+    carried = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    assert carried == {path for path in html_file.PAGE.rglob("*") if path.is_file()}
+    assert len(carried) > 40
