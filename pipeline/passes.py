@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class Output:
     ends: list[int] | None
 
 
+@lru_cache
 def cue_hash(cue: Cue) -> str:
     """Identity of a cue: its text and kind, not its name."""
     return digest([cue.text, cue.control])[:16]

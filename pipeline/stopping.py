@@ -4,6 +4,7 @@ import codecs
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Self
 
 HALF = "\ufffd"  # what decoders write for bytes that are not (yet) a character
@@ -40,6 +41,10 @@ class Detokenizer:
         if settled or len(self._window) > HOPELESS:
             self._move_on()
         return new
+
+    def texts(self, tokens: Sequence[int]) -> list[str] | None:
+        """The text of every id, where each is known by itself: here it never is."""
+        return None
 
     def rest(self) -> str:
         """The text of ids that do not make a whole character; asked once no more ids come."""
@@ -115,6 +120,14 @@ class PieceDetokenizer:
         self._left = known[used:]
         return new
 
+    def texts(self, tokens: Sequence[int]) -> list[str] | None:
+        """The text of every id, where all are whole characters; else None, and none is taken."""
+        if self._left:
+            return None
+        known = self._pieces.texts
+        found = [text for token in tokens if (text := known[token]) is not None]
+        return found if len(found) == len(tokens) else None
+
     def rest(self) -> str:
         """The text of bytes that do not make a whole character; asked once no more ids come."""
         new, self._left = self._left.decode(errors="replace"), b""
@@ -162,6 +175,24 @@ class StopText:
         self.ends.append(self._length)
         if self._cut is not None:
             self.finish()
+        return self._cut is not None
+
+    def push_all(self, tokens: Sequence[int]) -> int:
+        """Take ids until a stop string is complete; return how many these were."""
+        texts = self._detokenizer.texts(tokens)
+        if texts is not None:
+            new = "".join(texts)
+            recent = self._recent + new
+            if not any(stop in recent for stop in self._stops):
+                ends = accumulate(map(len, texts), initial=self._length)
+                self.ends += islice(ends, 1, None)
+                self._append(new)
+                return len(tokens)
+        return next((n for n, token in enumerate(tokens, 1) if self.push(token)), len(tokens))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
         return self._cut is not None
 
     def push_end(self, token: int) -> bool:

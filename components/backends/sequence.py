@@ -1,6 +1,6 @@
 """One request on its way through a decoder."""
 
-import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,8 @@ class Decoded:
         self._limits = limits
         self._entropies: list[float] = []
         self._logprobs: list[float] = []
-        self._context = limits.context or math.inf
+        context = limits.context or sys.maxsize
+        self._room = context - len(prompt.ids)  # for new ids
         self._text = StopText(decode, request.stop, prompt.ids, pieces)
         self._ended = 0.0
 
@@ -67,28 +68,47 @@ class Decoded:
         seed = self.request.seed & ((1 << 64) - 1)
         return seed - (1 << 64) if seed >> 63 else seed
 
-    def accept(self, token: int, entropy: float, logprob: float) -> bool:
-        """Take the next id; True if it was the last. Certain text goes to `on_token`."""
-        self.token_ids.append(token)
+    def accept(
+        self, tokens: Sequence[int], entropies: Sequence[float], logprobs: Sequence[float]
+    ) -> int:
+        """Take the next ids up to the one that ends the row; return how many these were.
+
+        Certain text goes to `on_token`.
+        """
+        before = len(self.token_ids)
+        left, room = self.request.cap - before, self._room - before
+        some = tokens if len(tokens) <= min(left, room) else tokens[: max(1, min(left, room))]
+        ends, text = self._limits.end_ids, self._text
+        if ends.isdisjoint(some):
+            count = text.push_all(some)
+            if text.stopped:
+                self.reason = "stop_token"
+            elif count == left:
+                self.reason = "max_new_tokens"
+            elif count >= room:
+                self.reason = "other"
+        else:
+            count = self._accept_end(some)
+        self.token_ids += some[:count]
         if self.request.entropy:
-            self._entropies.append(entropy)
-            self._logprobs.append(logprob)
-        ends = token in self._limits.end_ids
-        stopped = self._text.push_end(token) if ends else self._text.push(token)
-        if stopped:
-            self.reason = "stop_token"
-        elif ends:
-            self.reason = "eos"
-        elif self.left <= 0:
-            self.reason = "max_new_tokens"
-        elif len(self.prompt.ids) + len(self.token_ids) >= self._context:
-            self.reason = "other"
+            self._entropies += entropies[:count]
+            self._logprobs += logprobs[:count]
         if self.reason is not None:
             self._text.finish()
             self._ended = time.perf_counter()
-        if self.request.on_token is not None and (text := self._text.take()):
-            self.request.on_token(text)
-        return self.reason is not None
+        if self.request.on_token is not None and (new := text.take()):
+            self.request.on_token(new)
+        return count
+
+    def _accept_end(self, tokens: Sequence[int]) -> int:
+        """Take ids with an end-of-sequence id among them."""
+        end = next(n for n, token in enumerate(tokens) if token in self._limits.end_ids)
+        count = self._text.push_all(tokens[:end])
+        if self._text.stopped:
+            self.reason = "stop_token"
+            return count
+        self.reason = "stop_token" if self._text.push_end(tokens[end]) else "eos"
+        return end + 1
 
     def generation(self) -> Generation:
         """The record of a finished sequence."""

@@ -117,8 +117,10 @@ class _Step(LogitsProcessor):
         for row, token, entropy, logprob in zip(
             self._rows, tokens.tolist(), entropies, logprobs, strict=True
         ):
-            if not row.over and row.accept(token, entropy, logprob):
-                self._finish(row)
+            if not row.over:
+                row.accept([token], [entropy], [logprob])
+                if row.reason is not None:
+                    self._finish(row)
             over.append(row.over)
         self.over = torch.tensor(over, device=tokens.device)
 

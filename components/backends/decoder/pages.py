@@ -35,7 +35,7 @@ class Wanted:
     @classmethod
     def of(cls, ids: list[int]) -> Self:
         """What `ids` want."""
-        return cls(ids, list(_keys(ids)))
+        return cls(ids, _keys(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ class Pages:
         self._free = list(range(count - 1, -1, -1))
         self._users = [0] * count
         self._kept: OrderedDict[Held, None] = OrderedDict()  # over, the longest unused first
+        self._kept_pages = 0  # that they hold, shared ones as often as they are held
+        self._of_trace: dict[int, dict[Held, None]] = {}  # the same by trace
         self._found: dict[int, Held] = {}
 
     def needed(self, tokens: int) -> int:
@@ -76,7 +78,7 @@ class Pages:
     @property
     def spare(self) -> int:
         """Free pages, and those that sequences which are over could give (at most)."""
-        return len(self._free) + sum(len(held.pages) for held in self._kept)
+        return len(self._free) + self._kept_pages
 
     def must_wait(self, wanted: Wanted) -> bool:
         """Whether a running sequence is about to compute a prefix of what is wanted."""
@@ -91,7 +93,7 @@ class Pages:
         ids = wanted.ids
         source, shared = self._longest(wanted) if share else (None, 0)
         if source is not None and source in self._kept and shared >= source.computed:
-            return self._take_over(source, trace, ids)
+            return self._take_over(source, trace, wanted)
         shared = min(shared, source.computed) if source is not None else 0
         whole, part = divmod(shared, self.size)
         lent = source.pages[:whole] if source is not None else []
@@ -100,7 +102,7 @@ class Pages:
             return None
         for page in lent:
             self._users[page] += 1
-        held = Held(trace, list(ids), [*lent, *taken], shared)
+        held = Held(trace, list(ids), [*lent, *taken], shared, keys=list(wanted.keys))
         self._register(held)
         copies: tuple[Copy, ...] = ()
         if part and source is not None:
@@ -125,11 +127,12 @@ class Pages:
         self._give(spare)
         held.active = False
         self._register(held)
-        self._kept[held] = None
+        self._put(held)
 
     def drop(self, held: Held) -> None:
         """Forget the sequence and give its pages back."""
-        self._kept.pop(held, None)
+        if held in self._kept:
+            self._unput(held)
         for key in held.keys:
             if self._found.get(key) is held:
                 del self._found[key]
@@ -138,20 +141,34 @@ class Pages:
 
     def release(self, trace: int) -> None:
         """The trace is over: what it has kept goes before all else that is kept."""
-        for held in [held for held in self._kept if held.trace == trace]:
+        for held in self._of_trace.get(trace, ()):
             self._kept.move_to_end(held, last=False)
 
-    def _take_over(self, source: Held, trace: int, ids: list[int]) -> Opened | None:
+    def _put(self, held: Held) -> None:
+        self._kept[held] = None
+        self._kept_pages += len(held.pages)
+        self._of_trace.setdefault(held.trace, {})[held] = None
+
+    def _unput(self, held: Held) -> None:
+        del self._kept[held]
+        self._kept_pages -= len(held.pages)
+        same = self._of_trace[held.trace]
+        del same[held]
+        if not same:
+            del self._of_trace[held.trace]
+
+    def _take_over(self, source: Held, trace: int, wanted: Wanted) -> Opened | None:
         """Go on in the pages of a sequence that is over and holds nothing else."""
+        ids = wanted.ids
         pages, computed = source.pages, min(source.computed, len(ids) - 1)
-        del self._kept[source]
+        self._unput(source)
         taken = self._take(max(0, self.needed(len(ids)) - len(pages)), None)
         if taken is None:
-            self._kept[source] = None
+            self._put(source)
             return None
         source.pages = []
         self.drop(source)
-        held = Held(trace, list(ids), [*pages, *taken], computed)
+        held = Held(trace, list(ids), [*pages, *taken], computed, keys=list(wanted.keys))
         self._register(held)
         return Opened(held, computed)
 
@@ -167,10 +184,8 @@ class Pages:
         return best, min(_common(best.ids, wanted.ids), len(wanted.ids) - 1)
 
     def _register(self, held: Held) -> None:
-        for number, key in enumerate(_keys(held.ids)):
-            self._found[key] = held
-            if number >= len(held.keys):
-                held.keys.append(key)
+        held.keys += _keys(held.ids, held.keys)
+        self._found.update(dict.fromkeys(held.keys, held))
 
     def _take(self, count: int, spared: Held | None) -> list[int] | None:
         """`count` free pages; those of sequences that are over are taken, `spared`'s are not."""
@@ -192,12 +207,14 @@ class Pages:
                 self._free.append(page)
 
 
-def _keys(ids: Sequence[int]) -> Iterable[int]:
-    """One number for every prefix of `ids` that is a multiple of the block long."""
-    key = 0
-    for start in range(0, len(ids) - _BLOCK + 1, _BLOCK):
+def _keys(ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+    """One number for every prefix of `ids` that is a multiple of the block long, behind `known`."""
+    key = known[-1] if known else 0
+    keys = []
+    for start in range(len(known) * _BLOCK, len(ids) - _BLOCK + 1, _BLOCK):
         key = hash((key, *ids[start : start + _BLOCK]))
-        yield key
+        keys.append(key)
+    return keys
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -245,21 +245,18 @@ class Scheduler:
 
     def _take(self, drawn: Drawn) -> None:
         """Hand ids to their rows, and rows that are over out."""
-        for tokens, entropies, logprobs in zip(
-            drawn.tokens, drawn.entropies, drawn.logprobs, strict=True
-        ):
-            for running, token, entropy, logprob in zip(
-                drawn.rows, tokens, entropies, logprobs, strict=True
-            ):
-                if running.gone:
-                    continue
-                running.ahead -= 1
-                running.held.ids.append(token)
-                if not math.isfinite(logprob):
-                    running.entry.error = FloatingPointError(_NOT_FINITE)
-                    self._finish(running)
-                elif running.row.accept(token, entropy, logprob):
-                    self._finish(running)
+        columns = (zip(*of, strict=True) for of in (drawn.tokens, drawn.entropies, drawn.logprobs))
+        for running, tokens, entropies, logprobs in zip(drawn.rows, *columns, strict=True):
+            if running.gone:
+                continue
+            running.ahead -= len(tokens)
+            count = running.row.accept(tokens, entropies, logprobs)
+            running.held.ids += tokens[:count]
+            if not math.isfinite(sum(logprobs[:count])):
+                running.entry.error = FloatingPointError(_NOT_FINITE)
+                self._finish(running)
+            elif running.row.reason is not None:
+                self._finish(running)
 
     def _finish(self, running: Running) -> None:
         running.held.computed = min(running.held.computed, len(running.held.ids) - 1)
