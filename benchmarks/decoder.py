@@ -30,7 +30,7 @@ from typing import Any
 import others
 import torch
 from measured import card, copy_speed, floor, step_times
-from shapes import RandomBackend, Workload, folder_for, prompts
+from shapes import RandomBackend, Workload, endless, folder_for, prompts
 from two_pass import two_pass
 
 from components.backends.hf import HfBackend
@@ -87,6 +87,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     backend = backend_of(options)
     lines: list[dict[str, Any]] = []
     async with backend:
+        endless(backend)
         machine = card(backend)
         speed = copy_speed(backend)
         machine["copy_gb_s"] = round(speed / 1e9)

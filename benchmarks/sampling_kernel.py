@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from components.backends.fused import FusedSampler
-from components.backends.sampling import Settings, draw, observe
+from components.backends.race import draw
+from components.backends.sampling import Settings, observe
 from pipeline.spec import Sampling
 
 DEVICE = torch.device("cuda")

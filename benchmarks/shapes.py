@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from components.backends.hf import HfBackend, has_bfloat16
+from components.backends.sequence import Limits
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-1.5b": {
@@ -95,6 +96,12 @@ class RandomBackend(HfBackend):
         if self._device.type == "cpu" and not has_bfloat16():
             model.float()
         return model
+
+
+def endless(backend: HfBackend) -> None:
+    """No id ends a row of an entered backend any more: every row gets as long as its cap."""
+    assert backend._limits is not None
+    backend._limits = Limits(frozenset(), backend._limits.context)
 
 
 def prompts(count: int, words: int, seed: int = 1) -> list[str]:

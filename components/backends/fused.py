@@ -14,7 +14,7 @@ _SPLITS = (4, 8, 16)
 
 
 class FusedSampler:
-    """Draws what `sampling.draw` draws from the same logits, and measures what `observe` does.
+    """Draws what `race.draw` draws from the same logits, and measures what `observe` does.
 
     Nothing is allocated after construction and nothing waits for the host, so a call can be
     captured in a CUDA graph once it has run before. Columns are written in place by the owner, at

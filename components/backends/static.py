@@ -15,8 +15,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from components.backends.race import draw
 from components.backends.rowwise import make_repeatable
-from components.backends.sampling import Settings, draw, observe
+from components.backends.sampling import Settings, observe
 from components.backends.sequence import Decoded
 
 Finish = Callable[[Decoded], None]

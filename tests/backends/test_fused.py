@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from components.backends.sampling import Settings, draw, filtered, observe
+from components.backends.race import draw
+from components.backends.sampling import Settings, filtered, observe
 from pipeline.spec import Sampling
 
 triton = pytest.importorskip("triton", reason="the fused sampler needs triton")

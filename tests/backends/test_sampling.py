@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from components.backends.noise import noise
-from components.backends.sampling import Settings, choose, draw, filtered, observe
+from components.backends.race import draw, sample
+from components.backends.sampling import Settings, choose, filtered, observe
 from pipeline.spec import Sampling
 
 CPU = torch.device("cpu")
@@ -281,3 +282,33 @@ def test_a_repetition_penalty_spares_rows_without_one() -> None:
         logits, Settings.of(rows, CPU), seeds_of(2), torch.zeros(2, dtype=torch.long), seen=seen
     )
     assert chosen[0] != logits[0].argmax() and chosen[1] == logits[1].argmax()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.7, "top_p": 0.95},
+        {"temperature": 1.2},
+        {"temperature": 0},
+        {"top_k": 20, "top_p": 0.9},
+        {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3},
+    ],
+)
+def test_one_reading_of_the_logits_gives_the_draw_and_what_is_observed(
+    fields: dict[str, Any], dtype: torch.dtype
+) -> None:
+    logits = logits_of(11, 49_000).to(dtype)
+    logits[3, 100:200] = -torch.inf
+    allowed = torch.ones(logits.shape[-1], dtype=torch.bool)
+    allowed[-40:] = False
+    seen = torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.1
+    some = settings(len(logits), **fields)
+    for may in (None, allowed):
+        given = (some, seeds_of(len(logits)), torch.arange(len(logits)), may, seen)
+        made = sample(logits, *given)
+        entropies, totals = observe(logits.float())
+        assert torch.equal(made.tokens, draw(logits.float(), *given))
+        assert torch.allclose(made.entropies, entropies, atol=1e-5)
+        chosen = logits.float().gather(-1, made.tokens.unsqueeze(-1)).squeeze(-1)
+        assert torch.allclose(made.logprobs, chosen - totals, atol=1e-5)

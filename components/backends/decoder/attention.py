@@ -19,6 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from components.backends.decoder.cache import KeyValues, LayerShape
 
 NAME = "rethink_pages"
+_PADDING = 128  # cached tokens of one layer that are read in the time of a call
 # What an attention layer may be told beyond the arguments named below, and what does not matter.
 _IGNORED = {
     "position_ids",
@@ -200,16 +201,16 @@ def _causal(piece: Piece, device: torch.device) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Rows whose single pages lie behind one another."""
+    """Rows that are read together: single pages behind one another, or those of a table."""
 
     rows: slice
-    pages: slice
+    pages: slice | Tensor
     longest: int
     mask: Tensor | None
 
 
 class DecodeFrame:
-    """One token per row, all rows at once; rows with equally placed pages without a copy."""
+    """One token per row; rows of one page each, with neighbouring pages, without a copy."""
 
     def __init__(
         self,
@@ -219,7 +220,10 @@ class DecodeFrame:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """`tables` holds the pages of every row, `lengths` its tokens with the new one."""
+        """`tables` holds the pages of every row, `lengths` its tokens with the new one.
+
+        Rows of more than one page stand behind the others.
+        """
         self._cache = cache
         last = [
             (table[(n - 1) // cache.size], (n - 1) % cache.size)
@@ -227,59 +231,68 @@ class DecodeFrame:
         ]
         places = torch.tensor(last, device=device)
         self._pages, self._offsets = places[:, 0], places[:, 1]
-        self._table: Tensor | None = None
-        longest = max(lengths)
-        if longest <= cache.size:
-            self._runs = _runs([table[0] for table in tables], lengths, device, dtype)
+        single = sum(n <= cache.size for n in lengths)
+        pages = [table[0] for table in tables[:single]]
+        self._runs = [
+            _Run(slice(start, end), slice(pages[start], pages[start] + end - start), *masked)
+            for start, end in _stretches(pages, lengths)
+            for masked in [_masked(lengths[start:end], device, dtype)]
+        ]
+        if single == len(tables):
             return
-        width = -(-longest // cache.size)
-        padded = [[*table[:width], *[table[0]] * (width - len(table))] for table in tables]
-        self._table = torch.tensor(padded, device=device)
-        mask = _mask(lengths, width * cache.size, device, dtype)
-        self._runs = [_Run(slice(0, len(tables)), slice(0, len(tables)), width * cache.size, mask)]
+        width = -(-max(lengths) // cache.size)
+        padded = [[*t[:width], *[t[0]] * (width - len(t))] for t in tables[single:]]
+        masked = _masked(lengths[single:], device, dtype)
+        rest = torch.tensor(padded, device=device)
+        self._runs.append(_Run(slice(single, len(tables)), rest, *masked))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of every row's token to its row."""
-        cache = self._cache
-        cache.write(layer, self._pages, self._offsets, key, value)
-        keys, values = cache.keys[layer], cache.values[layer]
-        if self._table is not None:
-            keys, values = cache.gather(layer, self._table)
+        self._cache.write(layer, self._pages, self._offsets, key, value)
         rows, heads = query.shape[2], key.shape[1]
         # Queries that share a key head lie where other queries of a sequence would.
         split = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
-        parts = [
-            scaled_dot_product_attention(
-                split[run.rows],
-                keys[run.pages, :, : run.longest],
-                values[run.pages, :, : run.longest],
-                attn_mask=run.mask,
-                scale=scale,
+        parts = []
+        for run in self._runs:
+            keys, values = self._read(layer, run)
+            part = scaled_dot_product_attention(
+                split[run.rows], keys, values, attn_mask=run.mask, scale=scale
             )
-            for run in self._runs
-        ]
+            parts.append(part)
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(1, rows, query.shape[1], -1)
 
-
-def _runs(
-    pages: Sequence[int], lengths: Sequence[int], device: torch.device, dtype: torch.dtype
-) -> list[_Run]:
-    """Stretches of rows in which every row's page is the one behind the last row's."""
-    starts = [i for i in range(len(pages)) if i == 0 or pages[i] != pages[i - 1] + 1]
-    runs = []
-    for start, end in zip(starts, [*starts[1:], len(pages)], strict=True):
-        some = lengths[start:end]
-        longest = max(some)
-        mask = _mask(some, longest, device, dtype) if min(some) < longest else None
-        place = slice(pages[start], pages[start] + end - start)
-        runs.append(_Run(slice(start, end), place, longest, mask))
-    return runs
+    def _read(self, layer: int, run: _Run) -> tuple[Tensor, Tensor]:
+        if isinstance(run.pages, slice):
+            both = self._cache.keys[layer][run.pages], self._cache.values[layer][run.pages]
+        else:
+            both = self._cache.gather(layer, run.pages)
+        return both[0][:, :, : run.longest], both[1][:, :, : run.longest]
 
 
-def _mask(lengths: Sequence[int], longest: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """0 for a row's tokens and minus infinity behind them, [rows, 1, 1, longest]."""
+def _stretches(pages: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows whose pages lie behind one another, cut where padding costs more than a call."""
+    starts: list[int] = []
+    longest = 0
+    for i, page in enumerate(pages):
+        size = lengths[i]
+        count = i - starts[-1] if starts else 0
+        padding = longest - size if size <= longest else count * (size - longest)
+        if i == 0 or page != pages[i - 1] + 1 or padding > _PADDING:
+            starts.append(i)
+            longest = 0
+        longest = max(longest, size)
+    return list(zip(starts, [*starts[1:], len(pages)], strict=False))
+
+
+def _masked(
+    lengths: Sequence[int], device: torch.device, dtype: torch.dtype
+) -> tuple[int, Tensor | None]:
+    """The longest row, and 0 for a row's tokens, minus infinity behind: [rows, 1, 1, longest]."""
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return longest, None
     ends = torch.tensor(lengths, device=device).unsqueeze(1)
     beyond = torch.arange(longest, device=device) >= ends
     mask = torch.zeros(beyond.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(beyond, -torch.inf)[:, None, None]
+    return longest, mask.masked_fill_(beyond, -torch.inf)[:, None, None]

@@ -17,10 +17,10 @@ from components.backends.decoder.plain import PlainSteps
 from components.backends.decoder.scheduler import Scheduler, Steps
 
 _LOG = logging.getLogger(__name__)
-_CPU_PAGE = 2048  # tokens; untouched ones take no memory
+_CPU_PAGE, _CPU_LEAST_PAGE = 2048, 256  # tokens; untouched ones take no memory
 _GPU_PAGE = 64
 _LONGEST = 1 << 17  # tokens of a row, where the model does not say
-_CPU_SLOTS, _GPU_SLOTS = 64, 1024
+_CPU_SLOTS, _GPU_SLOTS = 128, 1024
 _CPU_CHUNK, _GPU_CHUNK = 512, 8192
 
 
@@ -56,8 +56,10 @@ def maker(
         _LOG.warning("decoding without CUDA graphs: %s", reason)
 
     def make(slots: int) -> Scheduler:
-        size = options.page or _page(device, context)
-        count = options.pages or _count(layers, size, slots, most, device)
+        room = free_memory(device) * (most + slots) // (2 * most)
+        tokens = room // sum(layer.bytes for layer in layers)
+        size = options.page or _page(device, context, tokens // (2 * slots))
+        count = options.pages or _count(tokens, size, slots, device)
         if reason is None:
             from components.backends.decoder.graphs import GraphSteps  # needs Triton
 
@@ -88,16 +90,22 @@ def _why_plain(layers: tuple[LayerShape, ...], allowed: Tensor, device: torch.de
     return None
 
 
-def _page(device: torch.device, context: int) -> int:
-    return _GPU_PAGE if device.type == "cuda" else min(_CPU_PAGE, context)
+def _page(device: torch.device, context: int, share: int) -> int:
+    """Tokens of a page; on a CPU, where rows of one page are read without a copy, long ones.
+
+    `share` is what every slot and its forerunner may have of the memory.
+    """
+    if device.type == "cuda":
+        return _GPU_PAGE
+    size = _CPU_PAGE
+    while size > max(share, _CPU_LEAST_PAGE):
+        size //= 2
+    return min(size, context)
 
 
-def _count(
-    layers: tuple[LayerShape, ...], size: int, slots: int, most: int, device: torch.device
-) -> int:
+def _count(tokens: int, size: int, slots: int, device: torch.device) -> int:
     """Pages that fit into free memory; on a CPU no more than twice the slots."""
-    room = free_memory(device) * (most + slots) // (2 * most)
-    count = room // (size * sum(layer.bytes for layer in layers))
+    count = tokens // size
     if device.type != "cuda":
         count = min(count, 2 * slots)
     if count < 1:

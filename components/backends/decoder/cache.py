@@ -4,9 +4,9 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,8 +105,10 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    room = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(room).view(dtype).view(shape)
+    count = math.prod(shape) * dtype.itemsize
+    # Not NumPy's zeros: those ask for huge pages, of which a row's first token takes 2 MB each.
+    room = mmap(-1, count, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(room, dtype=dtype).view(shape)
 
 
 def free_memory(device: torch.device) -> int:

@@ -119,6 +119,7 @@ class Engine:
         rows = self.scheduler.running_entries()
         waiting = [entry for entry in self.scheduler.entries() if entry not in rows]
         slots = self.scheduler.slots // 2
+        traceback.clear_frames(error.__traceback__)  # before others add theirs to it
         memory = out_of_memory(error)
         if memory and not slots:
             error = MemoryError(
@@ -129,7 +130,6 @@ class Engine:
             waiting += rows
         else:
             self._loop.call_soon_threadsafe(_fail, rows, error)
-        traceback.clear_frames(error.__traceback__)
         old = self.scheduler
         old.clear()
         self.scheduler = self._make(max(1, slots) if memory else old.slots)

@@ -10,8 +10,11 @@ from transformers import PreTrainedModel
 from components.backends.decoder.attention import DecodeFrame, Frame, Piece, PrefillFrame, using
 from components.backends.decoder.cache import KeyValues
 from components.backends.decoder.rows import Drawn, Running
-from components.backends.sampling import Settings, draw, observe
-from pipeline.spec import Sampling
+from components.backends.decoder.shards import Shards, halves
+from components.backends.race import draw, sample
+from components.backends.sampling import Settings
+
+_SHARE = 32  # tokens of a step that are worth a thread of their own
 
 
 class PlainSteps:
@@ -24,12 +27,34 @@ class PlainSteps:
         """`allowed` is a bool [vocabulary] of ids that the tokenizer has."""
         self.cache = cache
         self._model: Any = model
-        self._allowed = allowed
+        self._allowed = None if bool(allowed.all()) else allowed
         self._device = model.device
-        self._settings: tuple[list[Sampling], Settings] | None = None
+        self._shards = Shards()
+        self._splits = model.device.type == "cpu" and _keeps_rotation(model)
 
     def prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
         """Compute the next `count` ids of every row; draw for those that have no more."""
+        sizes = [count for _, count in parts]
+        groups = halves(sizes, self._threads(sum(sizes)))
+        some = [[parts[place] for place in group] for group in groups]
+        return _joined([d for d in self._shards.run(self._prefill, some) if d is not None])
+
+    def decode(self, rows: Sequence[Running], steps: int) -> Drawn:
+        """One more id for every row; `steps` is 1."""
+        # In the order of their pages, so that neighbours are read without a copy.
+        size = self.cache.size
+        rows = sorted(rows, key=lambda r: (len(r.held.ids) > size, r.held.pages[0]))
+        share = -(-len(rows) // self._threads(len(rows)))
+        some = [rows[start : start + share] for start in range(0, len(rows), share)]
+        drawn = _joined(self._shards.run(self._decode, some))
+        assert drawn is not None
+        return drawn
+
+    def _threads(self, tokens: int) -> int:
+        """How many threads share `tokens` tokens; one leaves all cores to every operation."""
+        return min(torch.get_num_threads(), max(1, tokens // _SHARE)) if self._splits else 1
+
+    def _prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
         size = self.cache.size
         ids: list[int] = []
         positions: list[int] = []
@@ -38,14 +63,8 @@ class PlainSteps:
         for running, count in parts:
             held, start = running.held, running.held.computed
             places = range(start, start + count)
-            pieces.append(
-                Piece(
-                    len(ids),
-                    count,
-                    start + count,
-                    torch.tensor(held.pages[: -(-(start + count) // size)], device=self._device),
-                )
-            )
+            table = torch.tensor(held.pages[: -(-(start + count) // size)], device=self._device)
+            pieces.append(Piece(len(ids), count, start + count, table))
             ids += held.ids[start : start + count]
             positions += places
             pages += [held.pages[place // size] for place in places]
@@ -58,10 +77,7 @@ class PlainSteps:
         logits = self._forward(torch.tensor(ids, device=self._device), placed[0], frame, wanted)
         return self._draw(logits, [running for running, _ in last]) if last else None
 
-    def decode(self, rows: Sequence[Running], steps: int) -> Drawn:
-        """One more id for every row; `steps` is 1."""
-        # In the order of their pages, so that neighbours are read without a copy.
-        rows = sorted(rows, key=lambda running: running.held.pages[0])
+    def _decode(self, rows: Sequence[Running]) -> Drawn:
         ids = torch.tensor([running.held.ids[-1] for running in rows], device=self._device)
         lengths = [len(running.held.ids) for running in rows]
         tables = [running.held.pages for running in rows]
@@ -82,43 +98,60 @@ class PlainSteps:
         return []
 
     def clear(self) -> None:
-        """Let go of the cache."""
+        """Let go of the cache and of threads."""
+        self._shards.close()
         self.cache.clear()
 
     def _forward(self, ids: Tensor, positions: Tensor, frame: Frame, keep: Tensor | None) -> Tensor:
-        """Raw float32 logits [rows, vocabulary] after the tokens at `keep`, or after all."""
+        """Raw logits [rows, vocabulary] after the tokens at `keep`, or after all."""
         some = {} if keep is None else {"logits_to_keep": keep}
         with torch.inference_mode(), using(frame):
             out = self._model(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False, **some
             )
-        return out.logits[0].float()  # type: ignore[no-any-return]
+        return out.logits[0]  # type: ignore[no-any-return]
 
     def _draw(self, logits: Tensor, rows: Sequence[Running]) -> Drawn:
         with torch.inference_mode():
-            settings = self._settings_of(rows)
+            settings = Settings.of([r.row.request.sampling for r in rows], self._device)
             seeds = torch.tensor([running.row.seed for running in rows], device=self._device)
             indices = torch.tensor([running.drawn for running in rows], device=self._device)
             seen = self._seen(rows, logits.shape[-1]) if settings.penalises else None
-            tokens = draw(logits, settings, seeds, indices, self._allowed, seen)
+            arguments = (logits, settings, seeds, indices, self._allowed, seen)
             entropies = logprobs = [0.0] * len(rows)
             if any(running.row.request.entropy for running in rows):
-                entropy, total = observe(logits)
-                chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-                entropies, logprobs = torch.stack((entropy, chosen - total)).tolist()
+                made = sample(*arguments)
+                tokens = made.tokens
+                entropies, logprobs = torch.stack((made.entropies, made.logprobs)).tolist()
+            else:
+                tokens = draw(*arguments)
         for running in rows:
             running.ahead += 1
             running.started = True
         return Drawn(rows, [tokens.tolist()], [entropies], [logprobs])
-
-    def _settings_of(self, rows: Sequence[Running]) -> Settings:
-        sampling = [running.row.request.sampling for running in rows]
-        if self._settings is None or self._settings[0] != sampling:
-            self._settings = (sampling, Settings.of(sampling, self._device))
-        return self._settings[1]
 
     def _seen(self, rows: Sequence[Running], size: int) -> Tensor:
         seen = torch.zeros(len(rows), size, dtype=torch.bool, device=self._device)
         for mark, running in zip(seen, rows, strict=True):
             mark[torch.tensor(running.held.ids, device=self._device)] = True
         return seen
+
+
+def _joined(parts: Sequence[Drawn]) -> Drawn | None:
+    """One step's parts as one."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    rows = [running for part in parts for running in part.rows]
+    columns = ([[x for p in parts for x in getattr(p, name)[0]]] for name in _COLUMNS)
+    return Drawn(rows, *columns)
+
+
+def _keeps_rotation(model: PreTrainedModel) -> bool:
+    """Whether positions are turned alike in every call, so that calls may run side by side."""
+    config = model.config.get_text_config()
+    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [told, *(kind for kind in told.values() if isinstance(kind, dict))]
+    return not any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+
+
+_COLUMNS = ("tokens", "entropies", "logprobs")
