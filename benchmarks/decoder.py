@@ -1,7 +1,8 @@
 """The decoder of slots beside what else could decode the same rows: a table and a JSON file.
 
     python benchmarks/decoder.py --shape qwen2.5-1.5b --workload A B C --against generate
-    python benchmarks/decoder.py --shape smollm2 --workload cpu --against generate --device cpu
+    python benchmarks/decoder.py --shape smollm2 --workload cpu --device cpu
+      --against generate vllm vllm-all-cores --vllm-python /an/environment/bin/python
 
 Without --shape and --workload: A, B and C of the 1.5B shape on a GPU, else cpu of SmolLM2.
 
@@ -21,6 +22,7 @@ import json
 import logging
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ from typing import Any
 
 import others
 import torch
+import vllm_rows
 from measured import card, copy_speed, floor, step_times
 from shapes import RandomBackend, Workload, endless, folder_for, prompts
 from two_pass import two_pass
@@ -54,7 +57,8 @@ def main() -> None:
     options = arguments()
     logging.basicConfig(level=logging.WARNING)
     about = asyncio.run(measure(options))
-    columns = ("workload", "engine", "tokens_per_s", "first_row_s", "ms_per_step", "peak_gb")
+    columns = ("workload", "engine", "tokens_per_s", "first_row_s", "ms_per_step", "processor_s",
+               "peak_gb")  # fmt: skip
     print("".join(f"{name:>16}" for name in columns))
     for line in about["lines"]:
         print("".join(f"{line.get(name) if line.get(name) is not None else '-':>16}"
@@ -70,7 +74,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", default="qwen2.5-1.5b" if gpu else "smollm2")
     usual = ["A", "B", "C"] if gpu else ["cpu"]
     parser.add_argument("--workload", nargs="+", default=usual, choices=sorted(WORKLOADS))
-    parser.add_argument("--against", nargs="*", default=[], choices=others.ENGINES)
+    parser.add_argument(
+        "--against", nargs="*", default=[], choices=[*others.ENGINES, *vllm_rows.ENGINES]
+    )
+    parser.add_argument("--vllm-python", help="the Python of an environment that has vLLM")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--slots", type=int)
@@ -108,12 +115,26 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 if name != "C":
                     load = load_of(name, options)
                     asked = [backend.encode(request.prompt) for request in requests(load)]
-                    line = await asyncio.to_thread(
-                        others.run, engine, backend.model, asked, load, options.steps
-                    )
+                    line = await asyncio.to_thread(another, engine, backend, asked, load, options)
                     lines.append({"workload": name, "engine": engine, **line})
                     print(lines[-1], flush=True)
     return {"machine": machine, "lines": lines}
+
+
+def another(
+    engine: str,
+    backend: HfBackend,
+    asked: list[list[int]],
+    load: Workload,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """One run of another engine over prompts `asked`."""
+    if engine in others.ENGINES:
+        return others.run(engine, backend.model, asked, load, options.steps)
+    dtype = str(backend.model.dtype).removeprefix("torch.")
+    folder = backend.model.config._name_or_path
+    job = {"folder": folder, "dtype": dtype, "ids": asked, "caps": load.caps}
+    return vllm_rows.run(engine, options.vllm_python or sys.executable, job)
 
 
 def load_of(name: str, options: argparse.Namespace) -> Workload:
@@ -156,9 +177,9 @@ async def ours(backend: HfBackend, name: str, load: Workload) -> dict[str, Any]:
     if name == "C":
         return await two_pass(backend, load, SAMPLING)
     before = backend.describe()
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), time.process_time()
     ends, rows = await together(backend, requests(load))
-    seconds = time.perf_counter() - started
+    seconds, spent = time.perf_counter() - started, time.process_time() - spent
     after = backend.describe()
     tokens = sum(len(row.token_ids) for row in rows)
     steps = after["steps"] - before["steps"]
@@ -168,6 +189,7 @@ async def ours(backend: HfBackend, name: str, load: Workload) -> dict[str, Any]:
         "ms_per_step": round(1e3 * seconds / steps, 2),
         "peak_gb": round(after["peak_memory_bytes"] / 1e9, 1),
         "seconds": round(seconds, 2),
+        "processor_s": round(spent, 1),
         "tokens": tokens,
         "entropy": round(statistics.mean(rows[0].entropies or [0.0]), 2),
         **{k: after[k] - before[k] for k in ("prefilled_tokens", "reused_tokens", "steps")},

@@ -40,9 +40,9 @@ def run(
     decode(model, ids[:count], warm * count, load.batch)
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), time.process_time()
     done = decode(model, ids, caps, load.batch)
-    seconds = time.perf_counter() - started
+    seconds, spent = time.perf_counter() - started, time.process_time() - spent
     peak = torch.cuda.max_memory_allocated() if model.device.type == "cuda" else None
     return {
         "tokens_per_s": round(done.tokens / seconds, 1),
@@ -50,6 +50,7 @@ def run(
         "ms_per_step": round(1e3 * seconds / done.steps, 2) if done.steps else None,
         "peak_gb": round(peak / 1e9, 1) if peak else None,
         "seconds": round(seconds, 2),
+        "processor_s": round(spent, 1),
         "tokens": done.tokens,
         **({"note": f"first {most} tokens of every row"} if most else {}),
     }
