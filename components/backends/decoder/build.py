@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from components.backends.decoder.attention import compile_layers
 from components.backends.decoder.cache import KeyValues, LayerShape, free_memory
 from components.backends.decoder.fit import join_products
+from components.backends.decoder.packed import pack
 from components.backends.decoder.pages import Pages
 from components.backends.decoder.plain import PlainSteps
 from components.backends.decoder.scheduler import Scheduler, Steps
@@ -52,6 +53,10 @@ def maker(
     if reason is None and options.compile:
         join_products(model)
         compile_layers(model)
+    if reason is not None and (layered := pack(model)):
+        _LOG.info(
+            "weights of %d layers lie as the processor's matrix instructions read them", layered
+        )
     if reason is not None and device.type == "cuda":
         _LOG.warning("decoding without CUDA graphs: %s", reason)
 
