@@ -20,6 +20,8 @@ PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
     )
 )
+# What every pattern has in it: most texts without are told by one search instead of all.
+_ANY = re.compile("wait|step|check|hold on|actually", re.IGNORECASE)
 INJECTED = "injected_cue"
 EXCERPT_CHARS = 60
 
@@ -36,6 +38,8 @@ def find_markers(text: str, start: int = 0) -> Markers:
 
     Positions count from the text's beginning.
     """
+    if not _ANY.search(text, start):
+        return Markers([], None)
     hits = [(name, match.start()) for name, rx in PATTERNS if (match := rx.search(text, start))]
     return Markers([name for name, _ in hits], min((at for _, at in hits), default=None))
 

@@ -155,3 +155,20 @@ def test_passes_are_named_as_the_cues_come_and_pass2_is_the_last_that_is_no_cont
     row = {"example_id": "e", "sample_idx": 0, "pass1": made[0]} | named
     assert stored_passes(row) == made
     assert name_passes(made[:1]) == {"pass2": made[0]} and name_passes([]) == {"pass2": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wait_line", "so\n  Wait, no"),
+        ("wait_reconsider", "wait a moment, I reconsider"),
+        ("reconsider_exact", "Wait... let me reconsider"),
+        ("step_by_step", "Let\u2019s take it step-by-step"),
+        ("step_by_step_alt", "going step by step"),
+        ("recheck", "I re-checked it"),
+        ("hold_on_reasoning_wrong", "Hold on, my reasoning was wrong"),
+        ("approach_not_correct", "Actually the approach doesn't look correct"),
+    ],
+)
+def test_every_marker_is_found_by_itself(name: str, text: str) -> None:
+    assert name in find_markers(text).names

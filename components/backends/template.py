@@ -19,7 +19,7 @@ from pipeline.protocols import Generation, Message, Piece, Prompt
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
-_RENDERED = 256  # conversations whose text is remembered
+_RENDERED = 4096  # conversations whose text is remembered
 _CLOCK = "strftime_now"
 _BETWEEN = "\n\n"  # joins messages where there is no chat template
 _TAG = re.compile(r"\s*<([^\s<>/]+)>")

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import sys
 import threading
 import traceback
 from collections import deque
@@ -18,9 +17,6 @@ from components.backends.decoder.scheduler import Scheduler
 from components.backends.sequence import Decoded
 from pipeline.protocols import Generation
 
-# Seconds for which another thread keeps the interpreter. Every call of torch lets go of it, so with
-# Python's 5 ms a step would wait again and again while rows are scored and written.
-_SWITCH = 2e-4
 _LOG = logging.getLogger(__name__)
 
 
@@ -83,7 +79,6 @@ class Engine:
         _fail([*self._inbox, *self.scheduler.entries()], RuntimeError("the backend was closed"))
 
     def _run(self) -> None:
-        sys.setswitchinterval(_SWITCH)
         torch.set_num_threads(self._threads)  # holds for the calling thread
         try:
             if self._device.index is not None:

@@ -1,7 +1,7 @@
 """Steps on CUDA: a decoding step is one graph launch, and the host reads results a while later."""
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +21,10 @@ from components.backends.fused import FusedSampler
 from components.backends.kernels import step
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
-_AHEAD = 4  # steps started in one go
-_WAITS = 8  # goes that a prefill may wait
+_AHEAD = 8  # steps started in one go at most
+_BUSY = 256  # rows above which the host needs the time that more steps give it
+_OFTEN = 3  # goes that want a graph of some size before it is made, if a larger one can serve
+_WAITS = 4  # goes that a prefill may wait
 _BEHIND = 1  # goes that may be under way while another is started
 _PREFILLED = 256  # rows that leave a prefill together at most
 
@@ -40,7 +42,6 @@ class _Pending:
 class GraphSteps:
     """Keeps every slot's state on the device, so that steps follow each other without the host."""
 
-    ahead = _AHEAD
     waits = _WAITS
 
     def __init__(
@@ -75,8 +76,13 @@ class GraphSteps:
         self._free = list(range(slots))  # a heap: the lowest go first
         self._pending: deque[_Pending] = deque()
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._asked: Counter[int] = Counter()  # goes for which a graph of some size was not there
         self._size = model.config.get_text_config().vocab_size
         self._make_samplers(penalises=False)
+
+    def ahead(self, rows: int) -> int:
+        """Few steps waste little behind the ends of rows."""
+        return _AHEAD if rows > _BUSY else _AHEAD // 2
 
     def prefill(self, parts: Sequence[tuple[Running, int]]) -> None:
         """Compute the next `count` ids of every row; draw for those that have no more."""
@@ -102,7 +108,7 @@ class GraphSteps:
         self._tidy()
         self._penalise(rows)
         self._join(rows)
-        bucket = _bucket(len(self._slot), self._slots)
+        bucket = self._bucket()
         self._compact(bucket)
         graph = self.graphs.get(bucket) or self._capture(bucket)
         self._place(rows)
@@ -181,6 +187,18 @@ class GraphSteps:
         self._sampler.tokens[slots] = upload(ids, self._device)
         for running in filter(_penalised, new):
             self._note(self._sampler, self._slot[running], running)
+
+    def _bucket(self) -> int:
+        """Slots of the graph to launch: as few as there are, or more where that saves making one.
+
+        Making one takes as long as a hundred steps, and few rows soon become many.
+        """
+        fits = _bucket(len(self._slot), self._slots)
+        larger = [size for size in self.graphs if size >= fits]
+        if not larger or fits in self.graphs:
+            return fits
+        self._asked[fits] += 1
+        return fits if self._asked[fits] > _OFTEN else min(larger)
 
     def _compact(self, bucket: int) -> None:
         """Move rows from slots behind the bucket into free ones within."""

@@ -20,7 +20,6 @@ _SHARE = 32  # tokens of a step that are worth a thread of their own
 class PlainSteps:
     """Computes the next token of rows, with exact attention over their pages."""
 
-    ahead = 1
     waits = 0
 
     def __init__(self, model: PreTrainedModel, cache: KeyValues, allowed: Tensor) -> None:
@@ -31,6 +30,10 @@ class PlainSteps:
         self._device = model.device
         self._shards = Shards()
         self._splits = model.device.type == "cpu" and _keeps_rotation(model)
+
+    def ahead(self, rows: int) -> int:
+        """Every step waits for the one before."""
+        return 1
 
     def prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
         """Compute the next `count` ids of every row; draw for those that have no more."""

@@ -22,8 +22,10 @@ _LOOK = 64  # prompts of waiting rows that are looked up in one step
 class Steps(Protocol):
     """Computes steps on a device."""
 
-    ahead: int  # steps started in one go
     waits: int  # goes that a prefill may wait for others, as many as make up for its fixed cost
+
+    def ahead(self, rows: int) -> int:
+        """How many steps of so many rows to start in one go."""
 
     def prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
         """Compute the next `count` ids of every row; draw for those that have no more."""
@@ -203,7 +205,7 @@ class Scheduler:
         return [r for r in self._running if r.started and not r.exhausted]
 
     def _decode(self, rows: list[Running]) -> None:
-        count = max(1, self.steps.ahead)
+        count = self.steps.ahead(len(rows))
         for running in rows:
             while not running.gone and not self._extend(running, count):
                 self._preempt()
