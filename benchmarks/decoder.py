@@ -77,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--against", nargs="*", default=[], choices=[*others.ENGINES, *vllm_rows.ENGINES]
     )
+    parser.add_argument("--theirs", nargs="+", help="workloads of the others; default: all but C")
     parser.add_argument("--vllm-python", help="the Python of an environment that has vLLM")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
@@ -111,13 +112,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         print(machine, flush=True)
     if options.against:
         async with backend_of(options, "generate") as backend:  # the same weights, left as they are
-            for engine, name in itertools.product(options.against, options.workload):
-                if name != "C":
-                    load = load_of(name, options)
-                    asked = [backend.encode(request.prompt) for request in requests(load)]
-                    line = await asyncio.to_thread(another, engine, backend, asked, load, options)
-                    lines.append({"workload": name, "engine": engine, **line})
-                    print(lines[-1], flush=True)
+            theirs = options.theirs or [name for name in options.workload if name != "C"]
+            for engine, name in itertools.product(options.against, theirs):
+                load = load_of(name, options)
+                asked = [backend.encode(request.prompt) for request in requests(load)]
+                line = await asyncio.to_thread(another, engine, backend, asked, load, options)
+                lines.append({"workload": name, "engine": engine, **line})
+                print(lines[-1], flush=True)
     return {"machine": machine, "lines": lines}
 
 
