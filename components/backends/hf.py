@@ -6,6 +6,7 @@ batches, for models that the first cannot take.
 
 import asyncio
 import dataclasses
+import gc
 import importlib.metadata
 import logging
 import os
@@ -156,6 +157,7 @@ class HfBackend:
             await self._queue.close()
         self._model = self._queue = None
         if self._device.type == "cuda":
+            gc.collect()  # compiled layers and what they call hold each other
             torch.cuda.empty_cache()
 
     async def generate(self, request: Request) -> Generation:

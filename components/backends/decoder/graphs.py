@@ -1,5 +1,6 @@
 """Steps on CUDA: a decoding step is one graph launch, and the host reads results a while later."""
 
+import gc
 import heapq
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -141,6 +142,7 @@ class GraphSteps:
         self.graphs.clear()
         self._pending.clear()
         self._cache.clear()
+        gc.unfreeze()
 
     def place(self, rows: int, context: int) -> None:
         """Pretend that the first slots hold rows of `context` tokens, all in pages of their own.
@@ -315,6 +317,8 @@ class GraphSteps:
             self._step(bucket)
         for tensor, values in zip(state, saved, strict=True):
             tensor.copy_(values)
+        if not self.graphs:
+            _spare_the_collector()
         self.graphs[bucket] = graph
         return graph
 
@@ -328,6 +332,15 @@ class GraphSteps:
             self._counter, self._results, bucket, self._slots, self._longest - 1,
             BLOCK=triton.next_power_of_2(bucket),
         )  # fmt: skip
+
+
+def _spare_the_collector() -> None:
+    """Keep Python's collector from walking what the compiler has made.
+
+    Half a million objects take it most of a second, in which the device runs dry.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _penalised(running: Running) -> bool:

@@ -2,7 +2,8 @@
 
 Queries, keys and values of a layer, or gate and up, are several products of the same input. One
 product of their weights behind one another keeps a card busier than each by itself. Which layers
-these are is seen in a trial run of the model, so that no architecture need be known by name.
+these are is seen in a trial run of the model, so that no architecture need be known by name. One
+thread at a time may call a model with joined layers.
 """
 
 from collections.abc import Iterator, Sequence
