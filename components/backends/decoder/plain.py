@@ -14,7 +14,7 @@ from components.backends.decoder.shards import Shards, halves
 from components.backends.race import draw, sample
 from components.backends.sampling import Settings
 
-_SHARE = 32  # tokens of a step that are worth a thread of their own
+_SHARE = 16  # tokens of a step that are worth a thread of their own
 
 
 class PlainSteps:
