@@ -36,6 +36,7 @@ from measured import card, copy_speed, floor, step_times
 from shapes import RandomBackend, Workload, endless, folder_for, prompts
 from two_pass import two_pass
 
+from components.backends.decoder import packed, plain
 from components.backends.hf import HfBackend
 from components.models.checkpoint import cache_folder, prepare, resolve
 from components.quantization.precision import Precision
@@ -50,12 +51,14 @@ WORKLOADS = {
     "C": Workload(128, 8, 350, 750, 256),
     "cpu": Workload(32, 4, 80, 200, 32, words=40),
 }
+PARTS = ("shards", "packing")  # that a processor's decoder can do without, for comparison
 
 
 def main() -> None:
     """Run what is asked for and print a line per workload and engine."""
     options = arguments()
     logging.basicConfig(level=logging.WARNING)
+    leave_out(options.without)
     about = asyncio.run(measure(options))
     columns = ("workload", "engine", "tokens_per_s", "first_row_s", "ms_per_step", "processor_s",
                "peak_gb")  # fmt: skip
@@ -86,6 +89,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--steps", type=int, default=0, help="of the others; 0: all of them")
     parser.add_argument("--small", type=int, default=1, help="divide the number of prompts")
+    parser.add_argument("--without", nargs="*", default=[], choices=PARTS)
     parser.add_argument("--out")
     return parser.parse_args()
 
@@ -142,6 +146,14 @@ def load_of(name: str, options: argparse.Namespace) -> Workload:
     """The workload of this name, as small as asked for."""
     load = WORKLOADS[name]
     return dataclasses.replace(load, count=max(1, load.count // options.small))
+
+
+def leave_out(parts: Sequence[str]) -> None:
+    """Have the decoder do without threads of their own for rows, or without reordered weights."""
+    if "shards" in parts:
+        plain.SHARE = 1 << 30
+    if "packing" in parts:
+        packed.packs = lambda: False
 
 
 def backend_of(options: argparse.Namespace, decoder: str = "slots") -> HfBackend:

@@ -25,7 +25,7 @@ def test_rows_are_equal_whether_or_not_threads_share_a_step(
         return real(self, rows)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PlainSteps, "_decode", noted)
-    monkeypatch.setattr(plain, "_SHARE", 8)
+    monkeypatch.setattr(plain, "SHARE", 8)
     shared = decode(backend(folder, decoder="slots", slots=44, threads=3), asked)
     assert {name for _, name in sizes} >= {"decoder_0", "decoder_1"}
     sizes.clear()

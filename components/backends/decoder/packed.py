@@ -41,12 +41,12 @@ def pack_layer(layer: nn.Linear, keep: bool) -> None:
     """Reorder one layer's weight; `keep` the weight as it was, too."""
     made: Any = layer
     made.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.data, None)
-    made.__class__ = _Packed
+    made.__class__ = Packed
     if not keep:
         layer.weight = nn.Parameter(made.packed, requires_grad=False)
 
 
-class _Packed(nn.Linear):
+class Packed(nn.Linear):
     """A linear layer with a reordered weight."""
 
     packed: Tensor

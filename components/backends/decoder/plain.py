@@ -14,7 +14,7 @@ from components.backends.decoder.shards import Shards, halves
 from components.backends.race import draw, sample
 from components.backends.sampling import Settings
 
-_SHARE = 16  # tokens of a step that are worth a thread of their own
+SHARE = 4  # tokens of a step that are worth a thread of their own
 
 
 class PlainSteps:
@@ -55,7 +55,7 @@ class PlainSteps:
 
     def _threads(self, tokens: int) -> int:
         """How many threads share `tokens` tokens; one leaves all cores to every operation."""
-        return min(torch.get_num_threads(), max(1, tokens // _SHARE)) if self._splits else 1
+        return min(torch.get_num_threads(), max(1, tokens // SHARE)) if self._splits else 1
 
     def _prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
         size = self.cache.size
