@@ -54,8 +54,8 @@ class Decoded:
 
     @property
     def left(self) -> int:
-        """How many more ids may come."""
-        return self.request.cap - len(self.token_ids)
+        """How many more ids may come: up to the cap, or the last position that the model has."""
+        return min(self.request.cap, self._room) - len(self.token_ids)
 
     @property
     def over(self) -> bool:
@@ -120,7 +120,7 @@ class Decoded:
             tail=self._text.tail,
             finish_reason=self.reason,
             prompt_tokens=len(self.prompt.ids),
-            prompt_ids=self.prompt.ids,
+            prompt_ids=list(self.prompt.ids),
             entropies=self._entropies if wanted else None,
             logprobs=self._logprobs if wanted else None,
             ends=self._text.ends,

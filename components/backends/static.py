@@ -1,7 +1,8 @@
 """The reference decoder: one `generate` of Transformers per static batch."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class StaticDecoder:
             use_cache=self._use_cache,
             pad_token_id=0,
         )
-        with torch.inference_mode():
+        with torch.inference_mode(), _within(self._model):
             self._model.generate(
                 **inputs,
                 generation_config=config,
@@ -99,12 +100,11 @@ class _Step(LogitsProcessor):
         return forced.scatter_(-1, tokens.unsqueeze(-1), 0.0)
 
     def _measured(self, logits: Tensor, tokens: Tensor) -> tuple[list[float], list[float]]:
-        if not self._observes:
-            nothing = [0.0] * len(self._rows)
-            return nothing, nothing
-        entropy, total = observe(logits)
-        logprob = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - total
-        both = torch.stack((entropy, logprob))
+        chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        entropy = total = chosen  # their difference is 0, or no number where the logits are none
+        if self._observes:
+            entropy, total = observe(logits)
+        both = torch.stack((entropy, chosen - total))
         if not bool(both.isfinite().all()):
             raise FloatingPointError(
                 f"the model's logits are not finite in {self._rows[0].request.trace}: "
@@ -147,6 +147,24 @@ class _Over(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """One bool per row."""
         return self._step.over
+
+
+@contextmanager
+def _within(model: Any) -> Iterator[None]:
+    """Keep positions within those that the model has: rows that are over go on in a batch."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def clamp(_: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        positions = given.get("position_ids")
+        if positions is not None and context is not None:
+            given["position_ids"] = positions.clamp(max=context - 1)
+        return args, given
+
+    hook = model.register_forward_pre_hook(clamp, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:

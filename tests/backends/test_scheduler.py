@@ -82,6 +82,9 @@ class Device:
         for copy in copies:
             self.pages[copy.target][: copy.count] = self.pages[copy.source][: copy.count]
 
+    def wipe(self, pages: Sequence[int], count: int) -> None:
+        raise AssertionError("every number here is finite")
+
     def clear(self) -> None:
         self._pending.clear()
 
@@ -106,11 +109,18 @@ class Device:
             running.ahead += len(results)
 
 
-def row(ids: list[int], seed: int, trace: int, cap: int, stop: tuple[str, ...]) -> Decoded:
+def row(
+    ids: list[int],
+    seed: int,
+    trace: int,
+    cap: int,
+    stop: tuple[str, ...] = (),
+    limits: Limits = LIMITS,
+) -> Decoded:
     request = Request(
         Prompt((Message("user", ("x",)),)), stop, cap, Sampling(), seed, trace, Group("g", 0, 1)
     )
-    return Decoded(request, Encoded(ids), LIMITS, lambda ids: "", PIECES)
+    return Decoded(request, Encoded(ids), limits, lambda ids: "", PIECES)
 
 
 def alone(made: Decoded) -> list[int]:
@@ -179,3 +189,33 @@ def test_every_row_holds_what_it_would_alone_however_far_the_device_is_ahead(see
     for held in list(pages._kept):
         pages.drop(held)
     assert pages.spare == count
+
+
+NOBODY = cast("asyncio.Future[Any]", None)
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 8])
+def test_a_row_that_fills_the_cache_to_the_last_token_is_not_refused(ahead: int) -> None:
+    rng = random.Random(0)
+    for cap in [*range(1, 16)] * 5:
+        device = Device(20 // SIZE, rng, ahead)
+        scheduler = Scheduler(device, Pages(20 // SIZE, SIZE), 4, 24, share=True)
+        scheduler.add(Entry((0, 0), row([1, 2, 3, 4, 5], rng.getrandbits(60), 0, cap), NOBODY))
+        over: list[Entry] = []
+        while not over:
+            over = scheduler.step()
+        assert over[0].error is None
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 8])
+def test_no_row_goes_further_than_one_go_behind_the_last_position(ahead: int) -> None:
+    rng, context = random.Random(0), 50
+    rows = [row([1, 2], seed, 0, 400, (), Limits(frozenset(), context)) for seed in range(9)]
+    scheduler = Scheduler(Device(400, rng, ahead), Pages(400, SIZE), 9, 24, share=True)
+    for number, made in enumerate(rows):
+        scheduler.add(Entry((0, number), made, NOBODY))
+    while not scheduler.idle:
+        scheduler.step()
+        held = [running.held.computed for running in scheduler._running]
+        assert max(held, default=0) < context + ahead
+    assert all(len(made.ids) == context for made in rows)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
@@ -71,6 +71,12 @@ class KeyValues:
             sources, targets = pages.T.to(self.keys[0].device)
             for tensor in (*self.keys, *self.values):
                 tensor[targets, :, :count] = tensor[sources, :, :count]
+
+    def wipe(self, pages: Sequence[int], count: int) -> None:
+        """Put zeros for the first `count` tokens of pages."""
+        places = torch.tensor(pages, dtype=torch.int64, device=self.keys[0].device)
+        for tensor in (*self.keys, *self.values):
+            tensor[places, :, :count] = 0
 
     def clear(self) -> None:
         """Let go of all memory."""

@@ -75,6 +75,7 @@ class Engine:
 
     def _abandon(self) -> None:
         """The thread is over: whoever still waits is told."""
+        _hand_back(self.scheduler.finished())
         self.scheduler.clear()
         _fail([*self._inbox, *self.scheduler.entries()], RuntimeError("the backend was closed"))
 
@@ -111,6 +112,7 @@ class Engine:
 
     def _recover(self, error: Exception) -> None:
         """After out of memory go on with half the slots; else fail the rows that were under way."""
+        self._loop.call_soon_threadsafe(_hand_back, self.scheduler.finished())
         rows = self.scheduler.running_entries()
         waiting = [entry for entry in self.scheduler.entries() if entry not in rows]
         slots = self.scheduler.slots // 2

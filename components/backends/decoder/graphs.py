@@ -137,6 +137,10 @@ class GraphSteps:
         """Copy the starts of pages."""
         self._cache.copy(copies)
 
+    def wipe(self, pages: Sequence[int], count: int) -> None:
+        """Put zeros for the first `count` tokens of pages."""
+        self._cache.wipe(pages, count)
+
     def clear(self) -> None:
         """Let go of all memory."""
         self.graphs.clear()

@@ -139,6 +139,10 @@ class Pages:
         self._give(held.pages)
         held.pages, held.computed, held.active = [], 0, False
 
+    def unused(self, pages: Iterable[int]) -> list[int]:
+        """Those of `pages` that no sequence holds."""
+        return [page for page in pages if not self._users[page]]
+
     def release(self, trace: int) -> None:
         """The trace is over: what it has kept goes before all else that is kept."""
         for held in self._of_trace.get(trace, ()):

@@ -96,6 +96,10 @@ class PlainSteps:
         """Copy the starts of pages."""
         self.cache.copy(copies)
 
+    def wipe(self, pages: Sequence[int], count: int) -> None:
+        """Put zeros for the first `count` tokens of pages."""
+        self.cache.wipe(pages, count)
+
     def collect(self, wait: bool) -> list[Drawn]:
         """Nothing is ever under way."""
         return []
@@ -128,6 +132,8 @@ class PlainSteps:
                 entropies, logprobs = torch.stack((made.entropies, made.logprobs)).tolist()
             else:
                 tokens = draw(*arguments)
+                chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).float()
+                logprobs = (chosen - chosen).tolist()  # 0, or no number where the logits are none
         for running in rows:
             running.ahead += 1
             running.started = True

@@ -39,6 +39,9 @@ class Steps(Protocol):
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy the starts of pages."""
 
+    def wipe(self, pages: Sequence[int], count: int) -> None:
+        """Put zeros for the first `count` tokens of pages."""
+
     def clear(self) -> None:
         """Let go of all memory."""
 
@@ -110,6 +113,10 @@ class Scheduler:
             self._decode(ready)
         for drawn in self.steps.collect(wait=not (ready or joining)):
             self._take(drawn)
+        return self.finished()
+
+    def finished(self) -> list[Entry]:
+        """Rows that are over and were not handed out yet; a step that fails may leave some."""
         over, self._over = self._over, []
         return over
 
@@ -205,7 +212,11 @@ class Scheduler:
         return [r for r in self._running if r.started and not r.exhausted]
 
     def _decode(self, rows: list[Running]) -> None:
-        count = self.steps.ahead(len(rows))
+        if not rows:
+            return
+        # Behind the end of the row that has most to come nothing is computed.
+        most = max(running.row.left - running.ahead for running in rows)
+        count = min(self.steps.ahead(len(rows)), most)
         for running in rows:
             while not running.gone and not self._extend(running, count):
                 self._preempt()
@@ -261,6 +272,17 @@ class Scheduler:
                 self._finish(running)
 
     def _finish(self, running: Running) -> None:
-        running.held.computed = min(running.held.computed, len(running.held.ids) - 1)
-        self._leave(running, keep=self._share and running.entry.error is None)
+        held = running.held
+        if running.entry.error is not None:
+            self._purge(running)
+        else:
+            held.computed = min(held.computed, len(held.ids) - 1)
+            self._leave(running, keep=self._share)
         self._over.append(running.entry)
+
+    def _purge(self, running: Running) -> None:
+        """Leave nothing of a row that is not finite: behind a later row's end it would count."""
+        count, pages = running.held.computed, running.held.pages
+        self._leave(running, keep=False)
+        unused = self.pages.unused(pages)
+        self.steps.wipe(unused, min(count, self.pages.size))
