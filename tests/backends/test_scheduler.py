@@ -211,11 +211,17 @@ def test_a_row_that_fills_the_cache_to_the_last_token_is_not_refused(ahead: int)
 def test_no_row_goes_further_than_one_go_behind_the_last_position(ahead: int) -> None:
     rng, context = random.Random(0), 50
     rows = [row([1, 2], seed, 0, 400, (), Limits(frozenset(), context)) for seed in range(9)]
-    scheduler = Scheduler(Device(400, rng, ahead), Pages(400, SIZE), 9, 24, share=True)
+    furthest = [0]
+
+    class Watched(Device):
+        def decode(self, rows: Sequence[Running], steps: int) -> None:
+            super().decode(rows, steps)
+            furthest.append(max(running.held.computed for running in rows))
+
+    scheduler = Scheduler(Watched(400, rng, ahead), Pages(400, SIZE), 9, 24, share=True)
     for number, made in enumerate(rows):
         scheduler.add(Entry((0, number), made, NOBODY))
     while not scheduler.idle:
         scheduler.step()
-        held = [running.held.computed for running in scheduler._running]
-        assert max(held, default=0) < context + ahead
+    assert max(furthest) < context + ahead
     assert all(len(made.ids) == context for made in rows)
