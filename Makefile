@@ -34,7 +34,7 @@ test: check  ## check, then run every test
 test-soak: $(STAMP)  ## minutes: twenty thousand rows through the decoder, whose memory must not grow
 	$(BIN)/python -m pytest -m slow tests/backends/test_decoder_memory.py
 
-# On a GPU also: --workload A B C --against generate generate_batch --out FILE
+# benchmarks/decoder.py --help has other shapes, workloads and vLLM.
 bench: $(STAMP)  ## minutes: the decoder against Transformers' own ways, on this machine's GPU or processor
 	PYTHONPATH=. $(BIN)/python benchmarks/decoder.py --against generate generate_batch
 

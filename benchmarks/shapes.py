@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from components.backends.hf import HfBackend, has_bfloat16
+from components.backends.hf import HfBackend
+from components.backends.processor import has_bfloat16
 from components.backends.sequence import Limits
 
 SHAPES: dict[str, dict[str, Any]] = {

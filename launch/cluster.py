@@ -17,13 +17,14 @@ BOTH: tuple[str, ...] = (
     "tasks_per_node",
     "cpus_per_task",
     "gpus_per_node",
+    "mem_gb",
+    "stderr_to_stdout",
 )
-LEAST = {
-    1: ("nodes", "tasks_per_node", "timeout_min", "array_parallelism", "max_array")
-    + ("cpus_per_task", "cpus_per_gpu"),
-    0: ("gpus_per_node", "gpus_per_task", "signal_delay_s", "max_num_timeout"),
+ONE = "nodes tasks_per_node timeout_min array_parallelism max_array cpus_per_task cpus_per_gpu"
+LEAST = {  # the least that whole numbers may be
+    1: ONE.split(),
+    0: ["gpus_per_node", "gpus_per_task", "signal_delay_s", "max_num_timeout"],
 }
-BOTH += ("mem_gb", "stderr_to_stdout")
 
 
 @dataclass

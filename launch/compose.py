@@ -85,7 +85,7 @@ def check_component(group: str, node: dict[str, Any]) -> None:
 def _class(group: str, name: object) -> type:
     rule = "name a class that can be imported"
     module, _, last = str(name).rpartition(".")
-    try:
+    try:  # not Hydra's get_class, which prints a line of its own besides
         found = resolve_name(f"{module}:{last}")
     except (ImportError, AttributeError, ValueError) as error:
         raise SpecError(f"{group}._target_ must {rule}, got {name!r} ({error})") from error

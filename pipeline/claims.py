@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from pipeline.leases import Held, Lease, Leases, Raced
@@ -134,11 +134,10 @@ class Claims:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Give everything back if the block fails."""
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             yield
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def close(self) -> None:
         """Give everything back, unfinished."""

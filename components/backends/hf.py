@@ -24,6 +24,7 @@ from components.backends.batches import Batches
 from components.backends.decoder.build import Options, maker, slots_for
 from components.backends.decoder.engine import Engine
 from components.backends.decoder.fit import UnfitModelError, fit
+from components.backends.processor import has_bfloat16
 from components.backends.rowwise import FIXED_ORDER
 from components.backends.sequence import Decoded, Limits
 from components.backends.static import StaticDecoder
@@ -292,13 +293,6 @@ def _end_ids(model: PreTrainedModel) -> frozenset[int]:
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)
-
-
-def has_bfloat16() -> bool:
-    """Whether the processor computes in bfloat16; without, torch takes several times longer."""
-    info = Path("/proc/cpuinfo")
-    words = set(info.read_text().split()) if info.is_file() else {"bf16"}
-    return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _device(name: str) -> torch.device:

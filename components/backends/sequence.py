@@ -75,18 +75,15 @@ class Decoded:
 
         Certain text goes to `on_token`.
         """
-        before = len(self.token_ids)
-        left, room = self.request.cap - before, self._room - before
-        some = tokens if len(tokens) <= min(left, room) else tokens[: max(1, min(left, room))]
+        left = self.left
+        some = tokens[:left]
         ends, text = self._limits.end_ids, self._text
         if ends.isdisjoint(some):
             count = text.push_all(some)
             if text.stopped:
                 self.reason = "stop_token"
             elif count == left:
-                self.reason = "max_new_tokens"
-            elif count >= room:
-                self.reason = "other"
+                self.reason = "max_new_tokens" if self.request.cap <= self._room else "other"
         else:
             count = self._accept_end(some)
         self.token_ids += some[:count]

@@ -1,5 +1,6 @@
 """The decoder of slots on a CUDA device: exact in float32, close in half precision."""
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from components.backends.decoder.attention import DecodeFrame
 from components.backends.decoder.cache import KeyValues, LayerShape
-from pipeline.protocols import Generation
+from pipeline.protocols import Generation, Group, Message, Prompt, Request
+from pipeline.spec import Sampling
 from tests.decoding import MIXED, backend, decode, requests, same
 from tests.tiny import tiny
 
@@ -71,6 +73,34 @@ def test_half_precision_is_as_near_to_float64_as_the_models_own_forward(
     ours = torch.cat([torch.tensor(row.entropies, dtype=torch.float64) for row in rows])
     assert (ours - expected).abs().mean() < NEAR * (theirs - expected).abs().mean()
     assert (ours - expected).abs().max() < 2 * NEAR * (theirs - expected).abs().max()
+
+
+def test_a_slot_that_its_row_has_left_writes_into_pages_of_nobody(
+    models: Callable[[str], Path],
+) -> None:
+    folder = models("llama")
+
+    def ask(trace: int, cap: int, *said: Generation) -> Request:
+        prompt = Prompt((Message("user", (f"the red bird {trace}",)),), said)
+        sampling = Sampling(temperature=1.0)
+        return Request(prompt, (), cap, sampling, trace, trace, Group(f"p{trace}", 0, 1))
+
+    async def run() -> Generation:
+        async with backend(
+            folder, dtype="float16", decoder="slots", slots=4, device="cuda"
+        ) as made:
+            long = [asyncio.create_task(made.generate(ask(n, 400))) for n in range(3)]
+            short = await made.generate(ask(3, 100))
+            await asyncio.gather(*long)  # for 300 steps the fourth slot has no row
+            before = made.describe()["reused_tokens"]
+            again = await made.generate(ask(3, 20, short))
+            assert made.describe()["reused_tokens"] - before > 100
+            return again
+
+    row = asyncio.run(run())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).to("cuda")
+    ours = torch.tensor(row.entropies, dtype=torch.float64)
+    assert (ours - _entropies(model, row)).abs().max() < 0.05
 
 
 def _entropies(model: Any, row: Generation) -> torch.Tensor:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from components.backends.decoder.cache import KeyValues, LayerShape
 
 NAME = "rethink_pages"
-_PADDING = 128  # cached tokens of one layer that are read in the time of a call
+_PADDING = 128  # tokens behind the ends of rows that are read rather than making one more call
 # What an attention layer may be told beyond the arguments named below, and what does not matter.
 _IGNORED = {
     "position_ids",
@@ -206,7 +206,26 @@ class _Run:
     rows: slice
     pages: slice | Tensor
     longest: int
-    mask: Tensor | None
+    mask: Tensor | None  # 0 for a row's tokens, minus infinity behind: [rows, 1, 1, longest]
+
+    @classmethod
+    def of(
+        cls,
+        rows: slice,
+        pages: slice | Tensor,
+        lengths: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Self:
+        """Some of the rows; `lengths` are those of all."""
+        some = lengths[rows]
+        longest = max(some)
+        if min(some) == longest:
+            return cls(rows, pages, longest, None)
+        ends = torch.tensor(some, device=device).unsqueeze(1)
+        beyond = torch.arange(longest, device=device) >= ends
+        mask = torch.zeros(beyond.shape, dtype=dtype, device=device)
+        return cls(rows, pages, longest, mask.masked_fill_(beyond, -torch.inf)[:, None, None])
 
 
 class DecodeFrame:
@@ -234,17 +253,17 @@ class DecodeFrame:
         single = sum(n <= cache.size for n in lengths)
         pages = [table[0] for table in tables[:single]]
         self._runs = [
-            _Run(slice(start, end), slice(pages[start], pages[start] + end - start), *masked)
-            for start, end in _stretches(pages, lengths)
-            for masked in [_masked(lengths[start:end], device, dtype)]
+            _Run.of(
+                rows, slice(pages[rows.start], pages[rows.stop - 1] + 1), lengths, device, dtype
+            )
+            for rows in _stretches(pages, lengths)
         ]
         if single == len(tables):
             return
         width = -(-max(lengths) // cache.size)
         padded = [[*t[:width], *[t[0]] * (width - len(t))] for t in tables[single:]]
-        masked = _masked(lengths[single:], device, dtype)
-        rest = torch.tensor(padded, device=device)
-        self._runs.append(_Run(slice(single, len(tables)), rest, *masked))
+        rest, rows = torch.tensor(padded, device=device), slice(single, len(tables))
+        self._runs.append(_Run.of(rows, rest, lengths, device, dtype))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of every row's token to its row."""
@@ -270,29 +289,15 @@ class DecodeFrame:
         return both[0][:, :, : run.longest], both[1][:, :, : run.longest]
 
 
-def _stretches(pages: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
+def _stretches(pages: Sequence[int], lengths: Sequence[int]) -> list[slice]:
     """Rows whose pages lie behind one another, cut where padding costs more than a call."""
-    starts: list[int] = []
-    longest = 0
-    for i, page in enumerate(pages):
-        size = lengths[i]
-        count = i - starts[-1] if starts else 0
+    found: list[slice] = []
+    start = longest = 0
+    for row, page in enumerate(pages):
+        size, count = lengths[row], row - start
         padding = longest - size if size <= longest else count * (size - longest)
-        if i == 0 or page != pages[i - 1] + 1 or padding > _PADDING:
-            starts.append(i)
-            longest = 0
+        if count and (page != pages[row - 1] + 1 or padding > _PADDING):
+            found.append(slice(start, row))
+            start, longest = row, 0
         longest = max(longest, size)
-    return list(zip(starts, [*starts[1:], len(pages)], strict=False))
-
-
-def _masked(
-    lengths: Sequence[int], device: torch.device, dtype: torch.dtype
-) -> tuple[int, Tensor | None]:
-    """The longest row, and 0 for a row's tokens, minus infinity behind: [rows, 1, 1, longest]."""
-    longest = max(lengths)
-    if min(lengths) == longest:
-        return longest, None
-    ends = torch.tensor(lengths, device=device).unsqueeze(1)
-    beyond = torch.arange(longest, device=device) >= ends
-    mask = torch.zeros(beyond.shape, dtype=dtype, device=device)
-    return longest, mask.masked_fill_(beyond, -torch.inf)[:, None, None]
+    return [*found, slice(start, len(pages))] if pages else []

@@ -265,7 +265,10 @@ class GraphSteps:
         for running in rows:
             holders[self._slot[running]] = running
         changed = [s for s in range(self._slots) if self._holders[s] is not holders[s]]
-        cells = [(slot, 0, self._waste) for slot in changed if holders[slot] is None]
+        left = [slot for slot in changed if holders[slot] is None]
+        if left:  # they go on with every step: none of their places may be a page that others have
+            self._table[upload(np.array(left), self._device)] = self._waste
+        cells: list[tuple[int, int, int]] = []
         for slot in changed:
             self._written[slot] = 0
         for running in rows:

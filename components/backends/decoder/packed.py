@@ -4,14 +4,13 @@ From weights as they are stored, every product first brings all of them into tha
 rows of a decoding step this takes longer than the product.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-_INSTRUCTIONS = {"amx_bf16", "avx512_bf16"}
+from components.backends.processor import X86_BFLOAT16, instructions
 
 
 def pack(model: PreTrainedModel) -> int:
@@ -31,10 +30,8 @@ def pack(model: PreTrainedModel) -> int:
 
 def packs() -> bool:
     """Whether this processor and this torch can multiply with reordered weights, and gain by it."""
-    info = Path("/proc/cpuinfo")
-    words = set(info.read_text().split()) if info.is_file() else set()
-    known = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return known and not words.isdisjoint(_INSTRUCTIONS)
+    able = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return able and not X86_BFLOAT16.isdisjoint(instructions() or ())
 
 
 def pack_layer(layer: nn.Linear, keep: bool) -> None:

@@ -11,7 +11,7 @@ from components.backends.decoder.attention import DecodeFrame, Frame, Piece, Pre
 from components.backends.decoder.cache import KeyValues
 from components.backends.decoder.rows import Drawn, Running
 from components.backends.decoder.shards import Shards, halves
-from components.backends.race import draw, sample
+from components.backends.race import sample
 from components.backends.sampling import Settings
 
 SHARE = 4  # tokens of a step that are worth a thread of their own
@@ -124,20 +124,12 @@ class PlainSteps:
             seeds = torch.tensor([running.row.seed for running in rows], device=self._device)
             indices = torch.tensor([running.drawn for running in rows], device=self._device)
             seen = self._seen(rows, logits.shape[-1]) if settings.penalises else None
-            arguments = (logits, settings, seeds, indices, self._allowed, seen)
-            entropies = logprobs = [0.0] * len(rows)
-            if any(running.row.request.entropy for running in rows):
-                made = sample(*arguments)
-                tokens = made.tokens
-                entropies, logprobs = torch.stack((made.entropies, made.logprobs)).tolist()
-            else:
-                tokens = draw(*arguments)
-                chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).float()
-                logprobs = (chosen - chosen).tolist()  # 0, or no number where the logits are none
+            made = sample(logits, settings, seeds, indices, self._allowed, seen)
+            entropies, logprobs = torch.stack((made.entropies, made.logprobs)).tolist()
         for running in rows:
             running.ahead += 1
             running.started = True
-        return Drawn(rows, [tokens.tolist()], [entropies], [logprobs])
+        return Drawn(rows, [made.tokens.tolist()], [entropies], [logprobs])
 
     def _seen(self, rows: Sequence[Running], size: int) -> Tensor:
         seen = torch.zeros(len(rows), size, dtype=torch.bool, device=self._device)
