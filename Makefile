@@ -32,7 +32,7 @@ test: check  ## check, then run every test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
 test-soak: $(STAMP)  ## minutes: twenty thousand rows through the decoder, whose memory must not grow
-	$(BIN)/python -m pytest -m slow tests/backends/test_decoder_memory.py
+	$(BIN)/python -m pytest -m slow tests/backends/hf/test_decoder_memory.py
 
 # benchmarks/decoder.py --help has other shapes, workloads and vLLM.
 bench: $(STAMP)  ## minutes: the decoder against Transformers' own ways, on this machine's GPU or processor

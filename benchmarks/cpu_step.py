@@ -22,7 +22,10 @@ import decoder as bench
 from shapes import Workload, endless
 from torch import nn
 
-from components.backends.decoder import attention, cache, packed, plain
+from components.backends.hf.slots import attention
+from components.backends.hf.slots import kv_cache as cache
+from components.backends.hf.slots import packed_linear as packed
+from components.backends.hf.slots import torch_steps as plain
 
 _PARTS: tuple[tuple[str, type[Any], str], ...] = (
     ("matrix products", nn.Linear, "forward"),

@@ -26,7 +26,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from launch.compose import build_backend, build_point, register_schema, to_spec
+from launch.config.compose import build_backend, build_point, register_schema, to_spec
 from launch.run import run_points
 
 WORDS = 150  # in an answer

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from math_verify import parse, verify
 
-from components.tasks.math_grading.pool import Pool
-from components.tasks.records import Source, load
+from components.data_sets.records import Source, load
+from components.grading.math.pool import Pool
 
 Pair = tuple[str, str]
 

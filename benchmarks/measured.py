@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from components.backends.hf import HfBackend
+from components.backends.hf.backend import HfBackend
 
 
 def card(backend: HfBackend) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from components.backends.fused import FusedSampler
-from components.backends.race import draw
-from components.backends.sampling import Settings, observe
+from components.decoding.cuda_sampler import FusedSampler
+from components.decoding.fast_draw import draw
+from components.decoding.sampling import Settings, observe
 from pipeline.spec import Sampling
 
 DEVICE = torch.device("cuda")

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from components.backends.hf import HfBackend
-from components.backends.processor import has_bfloat16
-from components.backends.sequence import Limits
+from components.backends.hf.backend import HfBackend
+from components.backends.hf.processor import has_bfloat16
+from components.decoding.sequence import Limits
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-1.5b": {

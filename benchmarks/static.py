@@ -118,7 +118,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 def loaded(options: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
-    from components.backends.tokens import PromptEncoder, load_tokenizer
+    from components.decoding.prompt_encoder import PromptEncoder, load_tokenizer
     from components.models.checkpoint import cache_folder, prepare, resolve
     from pipeline.spec import ModelSpec
 
@@ -178,8 +178,8 @@ def our_runs(
     """The static decoder over the same batches, with and without entropy."""
     import torch
 
-    from components.backends.sequence import Decoded, Limits
-    from components.backends.static import StaticDecoder
+    from components.backends.hf.static import StaticDecoder
+    from components.decoding.sequence import Decoded, Limits
     from pipeline.protocols import Group, Prompt, Request
     from pipeline.spec import Sampling
 

@@ -27,7 +27,8 @@ import psutil
 SAMPLES = 8
 PER_FILE = 100_000
 WORDS = ("so", "we", "get", "therefore", "the", "value", "$x^2$", "of", "half", "\n")
-LOAD = "from pipeline.reading import find; from pipeline.table import load; import sys; "
+LOAD = "from pipeline.analysis.row_files import find; import sys; "
+LOAD += "from pipeline.analysis.table import load; "
 LOAD += "t = load(find([sys.argv[1]]), workers=int(sys.argv[2])); print(len(t.rows))"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from shapes import prompts
 
-from components.backends.hf import HfBackend
-from pipeline.executor import execute
-from pipeline.point import prepare
+from components.backends.hf.backend import HfBackend
 from pipeline.protocols import Example, Generation, Message, Phase, Prompt
+from pipeline.run.executor import execute
+from pipeline.run.point import prepare
 from pipeline.spec import CueText, ModelSpec, Run, RunSpec, Sampling
 
 CUES = {"wait": "Wait, is that right?", "again": "Look at it again.", "sure": "Are you sure?"}

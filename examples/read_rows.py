@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.reading import find
-from pipeline.summary import passes
-from pipeline.table import load
+from pipeline.analysis.row_files import find
+from pipeline.analysis.summary import passes
+from pipeline.analysis.table import load
 
 
 def main(root: Path) -> None:

@@ -22,10 +22,12 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig
 
-from launch.command_line import ended, run_application
-from launch.compose import build, build_backend, register_schema, to_spec
-from launch.running import run_until_signal
-from pipeline.backfill import (
+from launch.config.command_line import ended, run_application
+from launch.config.compose import build, build_backend, register_schema, to_spec
+from launch.running.here import run_until_signal
+from pipeline.analysis.row_files import WORKING
+from pipeline.backfill.missing_passes import Gap, Rules, Scan, scan, split_cues
+from pipeline.backfill.points import (
     BackfillPoint,
     chosen,
     finished,
@@ -34,16 +36,14 @@ from pipeline.backfill import (
     trace_of,
     write_merged,
 )
-from pipeline.claims import ALONE
-from pipeline.gaps import Gap, Rules, Scan, scan, split_cues
-from pipeline.leases import Held, Leases
-from pipeline.phases import resolve_phases
-from pipeline.point import refuse_what_it_cannot
 from pipeline.protocols import Backend, Cue, Task
-from pipeline.reading import WORKING
-from pipeline.rows import Row
-from pipeline.session import SAMPLING_COLUMNS, Session
+from pipeline.run.phases import resolve_phases
+from pipeline.run.point import refuse_what_it_cannot
+from pipeline.run.session import SAMPLING_COLUMNS, Session
 from pipeline.spec import RunSpec, SpecError, digest, require
+from pipeline.store.claims import ALONE
+from pipeline.store.files import Row
+from pipeline.store.leases import Held, Leases
 
 
 @dataclass(slots=True)

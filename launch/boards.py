@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from components.tasks.records import DataError, read_file
-from components.tasks.rush.board import BoardError, parse_board
-from components.tasks.rush.generator import Recipe, generate
-from components.tasks.rush.solver import solve
-from launch.command_line import ended
+from components.data_sets.records import DataError, read_file
+from components.grading.rush_hour.board import BoardError, parse_board
+from components.grading.rush_hour.generator import Recipe, generate
+from components.grading.rush_hour.solver import solve
+from launch.config.command_line import ended
 
 
 def solved_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:

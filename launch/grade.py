@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from components.tasks.records import DataError, read_file
-from components.tasks.verdict import Verdict
-from launch.command_line import ended
-from launch.compose import compose_task
+from components.data_sets.records import DataError, read_file
+from components.grading.verdict import Verdict
+from launch.config.command_line import ended
+from launch.config.compose import compose_task
 from pipeline.spec import SpecError
 
 

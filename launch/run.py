@@ -19,13 +19,13 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from launch.command_line import ended, run_application
-from launch.compose import build_backend, build_point, register_schema, to_spec
-from launch.running import run_ready
-from launch.screen import show_dry_run
-from launch.sweeping.sweep import of_points
-from pipeline.point import Point
+from launch.config.command_line import ended, run_application
+from launch.config.compose import build_backend, build_point, register_schema, to_spec
+from launch.running.here import run_ready
+from launch.running.screen import show_dry_run
+from launch.sweeps.sweep import of_points
 from pipeline.protocols import Backend
+from pipeline.run.point import Point
 from pipeline.spec import require
 
 

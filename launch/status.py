@@ -19,14 +19,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from launch.command_line import ended
-from launch.sweeping.flights import NOTE
-from launch.sweeping.listing import Listed, listed
-from launch.sweeping.points import count_lines
-from pipeline.leases import Leases
-from pipeline.rows import parts_of, read_lines, write_atomically
-from pipeline.run_record import attempts_of, read_record
+from launch.config.command_line import ended
+from launch.sweeps.listing import Listed, listed
+from launch.sweeps.points import count_lines
+from launch.sweeps.submitted_jobs import NOTE
 from pipeline.spec import SpecError, require
+from pipeline.store.files import read_lines, write_atomically
+from pipeline.store.leases import Leases
+from pipeline.store.rows import parts_of
+from pipeline.store.run_record import attempts_of, read_record
 
 
 @dataclass(slots=True)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from launch.command_line import ended
-from launch.regrade import ROWS_OWN, Graders, regrade
-from pipeline import summary
-from pipeline.columns import Judge
-from pipeline.filters import Variants, capped, write_filtered
-from pipeline.reading import find
+from launch.config.command_line import ended
+from launch.rows.regrade import ROWS_OWN, Graders, regrade
+from pipeline.analysis import summary
+from pipeline.analysis.columns import Judge
+from pipeline.analysis.filters import Variants, capped, write_filtered
+from pipeline.analysis.row_files import find
+from pipeline.analysis.table import Table, load
 from pipeline.spec import SpecError, require
-from pipeline.table import Table, load
 
 JUDGES = {"none": None, "substring": summary.by_substring, "exact": summary.by_equality}
 TITLES = {
@@ -176,8 +176,8 @@ def report(table: Table, given: argparse.Namespace) -> None:
 def tables_of(table: Table, ks: Sequence[int] | None) -> dict[str, pd.DataFrame]:
     """Every table but S0's. SpecError without the libraries for statistics."""
     try:
-        from pipeline import estimates
-        from pipeline.at_k import at_k
+        from pipeline.analysis import estimates
+        from pipeline.analysis.at_k import at_k
     except ModuleNotFoundError as error:
         raise SpecError(
             f"summaries need the package {error.name}, which is not installed: "

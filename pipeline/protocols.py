@@ -62,7 +62,8 @@ class Generation:
     backend cannot tell or was not asked. `ends[i]` is the length of the text (tail included) after
     id i. `prompt_cut` counts prompt tokens lost to `model.max_length`. A backend that sees no ids
     leaves `token_ids` empty, sets `num_tokens`, and gives one logprob per generated token. `extra`
-    holds the backend's own columns; pipeline/extras.py says how those of several phases join.
+    holds the backend's own columns; pipeline/run/backend_columns.py says how those of several
+    phases join.
     """
 
     token_ids: list[int]

@@ -69,7 +69,9 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     Weights are drawn wide, so that the next token's distribution is far from flat. Keywords replace
     fields of its LlamaConfig.
     """
-    from tests.tiny import tiny  # loads torch and Transformers, which most tests do without
+    from tests.fakes.tiny_models import (
+        tiny,  # loads torch and Transformers, which most tests do without
+    )
 
     made: dict[str, Path] = {}
 

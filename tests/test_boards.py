@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.composing import ROOT
+from tests.fakes.configs import ROOT
 
 BOARD = "oAABCooBCoooDDoo"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.command_line import REFUSALS, arguments, ended, sentence
-from launch.compose import build, build_backend, to_spec
-from tests.composing import ROOT, composed
+from launch.config.command_line import REFUSALS, arguments, ended, sentence
+from launch.config.compose import build, build_backend, to_spec
+from tests.fakes.configs import ROOT, composed
 
 LINE = ("task=math", "backend=echo")
 

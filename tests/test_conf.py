@@ -9,12 +9,12 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.command_line import arguments
-from launch.compose import build, to_spec
+from launch.config.command_line import arguments
+from launch.config.compose import build, to_spec
 from launch.status import main as status_of
-from launch.sweeping.plan import measured
+from launch.sweeps.plan import measured
 from pipeline.spec import RunSpec, SpecError
-from tests.composing import ROOT, composed
+from tests.fakes.configs import ROOT, composed
 
 REFUSED = (HydraException, OmegaConfBaseException, SpecError)
 GROUPS = ("task", "backend", "model", "sampling", "cue", "quantization")

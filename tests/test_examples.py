@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.composing import ROOT
+from tests.fakes.configs import ROOT
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
 

@@ -1,4 +1,4 @@
-"""`launch/export.py`: rows as Parquet, CSV, JSON lines and a datasets folder; the S1 schemas."""
+"""`launch/export_rows.py`: rows as Parquet, CSV, JSON lines, `datasets`; the S1 schemas."""
 
 import csv
 import json
@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 from datasets import load_from_disk
 
-from launch.compose import build_backend, build_point, to_spec
-from launch.export import main
+from launch.config.compose import build_backend, build_point, to_spec
+from launch.export_rows import main
 from launch.run import run_points
-from pipeline.flat import column_kinds, kind_of, merge_kinds
-from tests.composing import composed
-from tests.written import one, row, write_rows
+from pipeline.analysis.flat import column_kinds, kind_of, merge_kinds
+from tests.fakes.configs import composed
+from tests.fakes.stored_rows import one, row, write_rows
 
 
 @pytest.fixture(scope="module")

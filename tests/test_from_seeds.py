@@ -13,10 +13,10 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
 from pipeline.spec import SpecError
-from tests.composing import ROOT, composed
+from tests.fakes.configs import ROOT, composed
 from tests.seed_names import NAMES
 
 DOCUMENT = ROOT / "docs/from_seeds.md"
@@ -174,7 +174,7 @@ def in_run_folder(folder: Path, name: str, keys: str) -> None:
         "pass1.entorpy",
         "run.json:attempts.peak",
         "step0001_test.jsonl",
-        "pipeline.passes.nothing",
+        "pipeline.run.pass_fields.nothing",
         "entropy",
         "conf/nothing/",
         "--flag",

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from launch.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
-from pipeline.rows import Row, read_lines
-from tests.composing import ROOT, composed
-from tests.test_executor import stable
+from pipeline.store.files import Row, read_lines
+from tests.fakes.configs import ROOT, composed
+from tests.run.test_executor import stable
 
 Golden = Callable[[str, str], None]
 

@@ -10,7 +10,7 @@ import pytest
 
 from launch.grade import grade_pairs, grader
 from pipeline.spec import SpecError
-from tests.composing import ROOT
+from tests.fakes.configs import ROOT
 
 TASKS = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
 

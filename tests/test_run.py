@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.composing import ROOT
-from tests.test_executor import stable
+from tests.fakes.configs import ROOT
+from tests.run.test_executor import stable
 
+GOLDEN = ROOT / "tests/golden"
 LINE = ("task=crossword", "backend=echo", "cue=reconsider")
 
 
@@ -51,6 +53,20 @@ def test_one_command_leaves_a_whole_run_folder(tmp_path: Path) -> None:
     record = json.loads((folder / "run.json").read_text())
     assert record["sampling"]["num_samples"] == {"value": 2, "from": "command line"}
     assert record["sampling"]["top_p"]["from"] == "sampling=default"
+
+
+@pytest.mark.parametrize("chosen", ["name", "dir"])
+def test_a_folder_of_another_row_version_is_refused_with_a_sentence(
+    tmp_path: Path, chosen: str
+) -> None:
+    shutil.copytree(GOLDEN / "runs", tmp_path, dirs_exist_ok=True)
+    (folder,) = tmp_path.glob("row_version_0/*/step-0")
+    where = ("run.name=row_version_0",) if chosen == "name" else (f"run.dir={folder}",)
+    line = ("task=crossword", "backend=echo", "cue=wait", "run.limit=2", f"run.root={tmp_path}")
+    done = run(*line, *where, status=2)
+    assert f"{folder} was made by another version of Rethink" in done.stderr
+    assert "row_version 0 there, 1 here" in done.stderr
+    assert [f.name for f in (tmp_path / "row_version_0").iterdir()] == [folder.parent.name]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

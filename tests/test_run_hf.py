@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.composing import ROOT
-from tests.test_executor import stable
+from tests.fakes.configs import ROOT
+from tests.run.test_executor import stable
 from tests.test_run import command, run
 
 LINE = (

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.compose import to_spec
+from launch.config.compose import to_spec
 from launch.status import Reader, main, table
-from launch.sweeping.flights import NOTE
-from launch.sweeping.listing import write_listing
-from launch.sweeping.points import Draft, Member
-from pipeline.session import Session
-from tests.composing import composed
-from tests.test_executor import Counting, go, point, rows_of, spec
+from launch.sweeps.listing import write_listing
+from launch.sweeps.points import Draft, Member
+from launch.sweeps.submitted_jobs import NOTE
+from pipeline.run.session import Session
+from tests.fakes.configs import composed
+from tests.run.test_executor import Counting, go, point, rows_of, spec
+from tests.store.test_shards import CUES, shard
 from tests.test_run import run
-from tests.test_shards import CUES, shard
 
 
 def shown(root: Path) -> str:

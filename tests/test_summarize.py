@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from launch.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
 from launch.summarize import main
-from tests.composing import composed
-from tests.test_summary import ROWS
-from tests.written import one, row, write_rows
+from tests.analysis.test_summary import ROWS
+from tests.fakes.configs import composed
+from tests.fakes.stored_rows import one, row, write_rows
 
-# tests/test_summary.py works out every number of this table.
+# tests/analysis/test_summary.py works out every number of this table.
 BY_STEP = """\
 step,n1S,acc1S_pct,acc1E_pct,ent1,t1,a1,soft1S,soft1E,n2S,acc2S_pct,acc2E_pct,ent2,t2,a2,soft2S,\
 soft2E,impS_pct,impE_pct,tag1_pct,tag2_pct
@@ -209,8 +209,8 @@ def test_without_the_libraries_for_statistics_their_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(tmp_path, [row("p", 0, one(True))])
-    monkeypatch.delitem(sys.modules, "pipeline.estimates", raising=False)
-    monkeypatch.delattr("pipeline.estimates", raising=False)
+    monkeypatch.delitem(sys.modules, "pipeline.analysis.estimates", raising=False)
+    monkeypatch.delattr("pipeline.analysis.estimates", raising=False)
     monkeypatch.setitem(sys.modules, "statsmodels", None)
     monkeypatch.setitem(sys.modules, "statsmodels.api", None)
     assert main([str(tmp_path / "runs")]) == 2

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from launch import tracking
-from launch.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
-from pipeline.session import Session
+from launch.running import tracking
+from pipeline.run.session import Session
 from pipeline.spec import SpecError
-from tests.composing import composed
+from tests.fakes.configs import composed
 
 
 def needs(library: str) -> pytest.MarkDecorator:

@@ -47,8 +47,8 @@ class Echo:
         self._tokens = 0
 
     def identity(self) -> dict[str, Any]:
-        """Nothing but the class: there is no model."""
-        return {"backend": "components.backends.echo.Echo", "model.step": self._step}
+        """Nothing but its name: there is no model."""
+        return {"backend": self.name, "model.step": self._step}
 
     def describe(self) -> dict[str, Any]:
         """Counters."""

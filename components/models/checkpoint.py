@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from components.models.content import file_hash, tokenizer_folder, tokenizer_hash, weights_hash
 from components.models.gguf_folder import folder_for
-from components.models.series import Pick, pick
+from components.models.hashes import file_hash, tokenizer_folder, tokenizer_hash, weights_hash
+from components.models.training_steps import Pick, pick
 from pipeline.spec import ModelSpec, SpecError, require
 
 _LOG = logging.getLogger(__name__)

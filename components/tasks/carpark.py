@@ -12,12 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.tasks import records, tagged
+from components.data_sets import columns, records
+from components.grading import answers
+from components.grading.rush_hour import soft_match
+from components.grading.rush_hour.board import (
+    Board,
+    BoardError,
+    IllegalMove,
+    parse_board,
+    parse_moves,
+)
+from components.grading.rush_hour.solver import solve_text
+from components.grading.verdict import Verdict
+from components.tasks import tag_phases
 from components.tasks.questions import Questions
-from components.tasks.rush import soft_match
-from components.tasks.rush.board import Board, BoardError, IllegalMove, parse_board, parse_moves
-from components.tasks.rush.solver import solve_text
-from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Message, Prompt
 
 _BAKED_TAG = re.compile(r"\s*<think>\s*$", re.IGNORECASE)
@@ -45,9 +53,11 @@ class Carpark(Questions):
         values = {name: meta[name] for name in ("board", "size", "moves") if name in meta}
         if "board" in meta:
             values["rows"] = "\n".join(parse_board(meta["board"]).rows())
-        system = tagged.fill(self.system_prompt or "", values)
+        system = tag_phases.fill(self.system_prompt or "", values)
         if "messages" not in meta:
-            return tagged.prompt(system, self.few_shot, tagged.fill(self.user_prompt, values))
+            return tag_phases.prompt(
+                system, self.few_shot, tag_phases.fill(self.user_prompt, values)
+            )
         messages = tuple(Message(turn["role"], (turn["content"],)) for turn in meta["messages"])
         if system.strip() and all(message.role != "system" for message in messages):
             messages = (Message("system", (system.strip(),)), *messages)
@@ -55,7 +65,7 @@ class Carpark(Questions):
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: parses, legal, solves, optimal, canonical match, and the soft reward."""
-        answer = tagged.find(generations).text
+        answer = answers.find(generations).text
         canon = soft_match.canonical(answer)
         meta = example.metadata
         board = meta.get("board")
@@ -94,24 +104,24 @@ class Carpark(Questions):
         return Verdict(equal, reason, time.monotonic() - begun)
 
     def _example(self, row: records.Record) -> Example:
-        solution = records.optional(row, self.columns, "solution")
+        solution = columns.optional(row, self.columns, "solution")
         golds = _gold_set(row, solution)
         metadata: dict[str, Any] = {"gold_answer_canon_set": golds}
-        turns = records.optional(row, self.columns, "messages")
-        text = records.optional(row, self.columns, "board")
+        turns = columns.optional(row, self.columns, "messages")
+        text = columns.optional(row, self.columns, "board")
         question = ""
         if text is not None or turns is None:
-            board = _board(row, records.need_text(row, self.columns, "board"))
+            board = _board(row, columns.need_text(row, self.columns, "board"))
             question = str(board)
-            moves = _moves(row, records.optional(row, self.columns, "moves"), board)
+            moves = _moves(row, columns.optional(row, self.columns, "moves"), board)
             metadata |= {"board": str(board), "size": board.size, "moves": moves}
         if turns is not None:
             metadata["messages"] = _messages(row, turns)
             question = " ".join(turn["content"] for turn in metadata["messages"])
-        difficulty = records.optional(row, self.columns, "difficulty")
+        difficulty = columns.optional(row, self.columns, "difficulty")
         if difficulty is not None:
             metadata["difficulty"] = difficulty
-        return Example(records.own_id(row, self.columns), question, solution, metadata)
+        return Example(columns.own_id(row, self.columns), question, solution, metadata)
 
 
 def judge(board: str, optimum: int, canon: str | None) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.tasks import records, tagged
+from components.data_sets import columns, records
+from components.grading import answers
+from components.grading.verdict import Verdict
+from components.tasks import tag_phases
 from components.tasks.questions import Questions
-from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Prompt
 
 _BAKED_TAG = re.compile(r"\s*<think>\s*$", re.IGNORECASE)
@@ -42,12 +44,12 @@ class Crossword(Questions):
         """System prompt, worked examples, then the clue with its enumeration in brackets."""
         enumeration = example.metadata.get("enumeration")
         clue = f"{example.question} ({enumeration})" if enumeration else example.question
-        user = tagged.fill(self.user_prompt, {"clue": clue})
-        return tagged.prompt(self.system_prompt, self.few_shot, user)
+        user = tag_phases.fill(self.user_prompt, {"clue": clue})
+        return tag_phases.prompt(self.system_prompt, self.few_shot, user)
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: exact letters, fit to enumeration and length, and the substring rule."""
-        answer = tagged.find(generations).text
+        answer = answers.find(generations).text
         fields: dict[str, Any] = {
             "pred_answer": answer,
             "pred_answer_canon": canonical(answer),
@@ -76,17 +78,17 @@ class Crossword(Questions):
         return Verdict(equal, "same letters" if equal else reason, time.monotonic() - begun)
 
     def _example(self, row: records.Record) -> Example:
-        clue = _BAKED_TAG.sub("", records.need_text(row, self.columns, "question")).strip()
-        gold = records.need_text(row, self.columns, "answer").strip()
+        clue = _BAKED_TAG.sub("", columns.need_text(row, self.columns, "question")).strip()
+        gold = columns.need_text(row, self.columns, "answer").strip()
         if not canonical(gold):
             raise records.DataError(f"{row.where}: the answer must have letters, got {gold!r}")
-        enumeration = _enumeration(row, records.optional(row, self.columns, "enumeration"))
+        enumeration = _enumeration(row, columns.optional(row, self.columns, "enumeration"))
         in_clue = _IN_CLUE.search(clue)
         if in_clue:
             clue = clue[: in_clue.start()]
             enumeration = enumeration or in_clue[1]
         metadata = {"gold_answer_canon": canonical(gold), "enumeration": enumeration}
-        return Example(records.own_id(row, self.columns), clue, gold, metadata)
+        return Example(columns.own_id(row, self.columns), clue, gold, metadata)
 
 
 def canonical(text: str) -> str:

@@ -32,12 +32,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.tasks import records, tagged, text_grading
-from components.tasks.math_grading.boxed import last_boxed
-from components.tasks.math_grading.canonical import canonical, contains
-from components.tasks.math_grading.pool import Pool
+from components.data_sets import columns, records
+from components.grading import answers
+from components.grading import text as text_grading
+from components.grading.math.boxed import last_boxed
+from components.grading.math.canonical import canonical, contains
+from components.grading.math.pool import Pool
+from components.grading.verdict import Verdict
+from components.tasks import tag_phases
 from components.tasks.questions import Questions
-from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Prompt
 
 
@@ -66,15 +69,15 @@ class Mathematics(Questions):
 
     def prompt(self, example: Example) -> Prompt:
         """System prompt, worked examples, then the problem."""
-        user = tagged.fill(self.user_prompt, {"question": example.question})
-        return tagged.prompt(self.system_prompt, self.few_shot, user)
+        user = tag_phases.fill(self.user_prompt, {"question": example.question})
+        return tag_phases.prompt(self.system_prompt, self.few_shot, user)
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: equality by math-verify, and the published substring rule beside it."""
-        found = tagged.find(generations)
+        found = answers.find(generations)
         boxed = last_boxed(found.text or found.whole)
         answer = found.text or boxed or self._number(found)
-        status: tagged.AnswerStatus = "answered"
+        status: answers.AnswerStatus = "answered"
         if not boxed and not (answer and (found.closed or not found.text)):
             status = "truncated" if found.capped else "no_answer"
         canon = canonical(answer)
@@ -97,17 +100,17 @@ class Mathematics(Questions):
         """Compare two answers as `score` does; nothing else of the row matters."""
         return self.pool.grade(str(gold), last_boxed(pred) or pred)
 
-    def _number(self, found: tagged.Found) -> str:
+    def _number(self, found: answers.Found) -> str:
         if not self.last_number or found.capped:
             return ""
-        number = text_grading.last_number(tagged.visible(found))
+        number = text_grading.last_number(answers.visible(found))
         return "" if number is None else str(number)
 
     def _example(self, row: records.Record) -> Example:
-        question = records.need_text(row, self.columns, "question")
-        gold = self._gold(row, records.need_text(row, self.columns, "answer", numbers=True))
+        question = columns.need_text(row, self.columns, "question")
+        gold = self._gold(row, columns.need_text(row, self.columns, "answer", numbers=True))
         metadata = {"gold_answer_canon": canonical(gold)}
-        return Example(records.own_id(row, self.columns), question, gold, metadata)
+        return Example(columns.own_id(row, self.columns), question, gold, metadata)
 
     def _gold(self, row: records.Record, cell: str) -> str:
         """The answer in a cell: what `answer_pattern` finds.

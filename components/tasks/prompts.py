@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.tasks import records, tagged
+from components.data_sets import columns, records
+from components.grading import answers
+from components.tasks import tag_phases
 from components.tasks.questions import Questions
 from pipeline.protocols import Example, Generation, Prompt
 from pipeline.spec import require
@@ -40,17 +42,17 @@ class Prompts(Questions):
     def prompt(self, example: Example) -> Prompt:
         """The prompt as the user turn."""
         system = self.system_prompt or example.metadata.get("system_prompt")
-        return tagged.prompt(system, self.few_shot, example.question)
+        return tag_phases.prompt(system, self.few_shot, example.question)
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """What was answered; there is nothing to be right about."""
-        found = tagged.find(generations)
-        answer = found.text or tagged.visible(found)
+        found = answers.find(generations)
+        answer = found.text or answers.visible(found)
         return {"pred_answer": answer, "pred_answer_canon": None, "is_correct_pred": None}
 
     def _example(self, row: records.Record) -> Example:
-        text = records.need_text(row, self.columns, "prompt")
+        text = columns.need_text(row, self.columns, "prompt")
         metadata: dict[str, Any] = {}
-        if records.optional(row, self.columns, "system_prompt") is not None:
-            metadata["system_prompt"] = records.need_text(row, self.columns, "system_prompt")
-        return Example(records.own_id(row, self.columns), text, None, metadata)
+        if columns.optional(row, self.columns, "system_prompt") is not None:
+            metadata["system_prompt"] = columns.need_text(row, self.columns, "system_prompt")
+        return Example(columns.own_id(row, self.columns), text, None, metadata)

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.tasks import records, tagged, text_grading
-from components.tasks.math_grading.boxed import last_boxed
-from components.tasks.math_grading.pool import Pool
+from components.data_sets import columns, records
+from components.grading import answers
+from components.grading import text as text_grading
+from components.grading.math.boxed import last_boxed
+from components.grading.math.pool import Pool
+from components.grading.verdict import Verdict
+from components.tasks import tag_phases
 from components.tasks.questions import Questions
-from components.tasks.verdict import Verdict
 from pipeline.protocols import Example, Generation, Prompt
 from pipeline.spec import require
 
@@ -56,14 +59,14 @@ class QuestionAnswering(Questions):
             for letter, text in zip(string.ascii_uppercase, choices, strict=False)
         ]
         values = {"question": example.question, "choices": "\n".join(lines)}
-        user = tagged.fill(self.user_prompt, values).strip()
+        user = tag_phases.fill(self.user_prompt, values).strip()
         if lines and "{choices}" not in self.user_prompt:
             user = "\n".join([user, *lines])
-        return tagged.prompt(system, self.few_shot, user)
+        return tag_phases.prompt(system, self.few_shot, user)
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: the answer found, and the grader's verdict (None without gold)."""
-        found = tagged.find(generations)
+        found = answers.find(generations)
         answer = self._answer(found)
         fields: dict[str, Any] = {
             "pred_answer": answer,
@@ -86,8 +89,8 @@ class QuestionAnswering(Questions):
             return self.pool.grade(str(gold), last_boxed(pred) or pred)
         return text_grading.grade(self.grader, str(gold), pred, row.get("choices") or ())
 
-    def _answer(self, found: tagged.Found) -> str:
-        text = found.text or tagged.visible(found)
+    def _answer(self, found: answers.Found) -> str:
+        text = found.text or answers.visible(found)
         if self._pattern is None:
             return text
         try:
@@ -98,24 +101,24 @@ class QuestionAnswering(Questions):
 
     def _example(self, row: records.Record) -> Example:
         metadata: dict[str, Any] = {}
-        system = records.optional(row, self.columns, "system_prompt")
+        system = columns.optional(row, self.columns, "system_prompt")
         if system is not None:
-            metadata["system_prompt"] = records.need_text(row, self.columns, "system_prompt")
-        choices = records.optional(row, self.columns, "choices")
+            metadata["system_prompt"] = columns.need_text(row, self.columns, "system_prompt")
+        choices = columns.optional(row, self.columns, "choices")
         if choices is not None:
             metadata["choices"] = _choices(row, choices)
-        question = records.need_text(row, self.columns, "question")
-        gold = self._gold(row) if records.names_of(self.columns, "answer") else None
+        question = columns.need_text(row, self.columns, "question")
+        gold = self._gold(row) if columns.names_of(self.columns, "answer") else None
         if gold is not None and self.grader == "regex":
             _check_gold_pattern(row, gold)
-        return Example(records.own_id(row, self.columns), question, gold, metadata)
+        return Example(columns.own_id(row, self.columns), question, gold, metadata)
 
     def _gold(self, row: records.Record) -> str | list[str]:
         """One answer, or a list of which any counts."""
-        value = records.need(row, self.columns, "answer")
+        value = columns.need(row, self.columns, "answer")
         if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
             return list(value)
-        return records.need_text(row, self.columns, "answer", numbers=True)
+        return columns.need_text(row, self.columns, "answer", numbers=True)
 
 
 def _choices(row: records.Record, value: Any) -> list[str]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from components.tasks import records, tagged
+from components.data_sets import columns, records
+from components.tasks import tag_phases
 from pipeline.protocols import Phase
 from pipeline.spec import require
 
@@ -41,7 +42,7 @@ class Questions:
             pair = isinstance(shot, Mapping) and set(shot) == {"user", "assistant"}
             pair = pair and all(isinstance(text, str) for text in shot.values())
             require(pair, "task.few_shot", "hold entries with texts user and assistant", shot)
-        records.check_columns(self.columns, self.FIELDS)
+        columns.check_columns(self.columns, self.FIELDS)
         self.source = records.source(self.data, self.mirrors)
         caps = (self.think_cap, self.answer_cap, self.max_output_tokens)
-        self.phases = tagged.phases(self.tagged_phases, *caps)
+        self.phases = tag_phases.phases(self.tagged_phases, *caps)

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from launch.reporting.compare import compared
-from pipeline import estimates, summary
-from pipeline.at_k import at_k
-from pipeline.table import POINT, Table
+from pipeline.analysis import estimates, summary
+from pipeline.analysis.at_k import at_k
+from pipeline.analysis.table import POINT, Table
 
 FIRST = "pass 1"
 PLACE = ("step", "temperature")

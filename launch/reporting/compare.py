@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from pipeline import estimates
-from pipeline.table import POINT, Table
+from pipeline.analysis import estimates
+from pipeline.analysis.table import POINT, Table
 
 SAME = ["task", "example", "sample", "cue"]
 PLACED = [*SAME, "step", "temperature"]

@@ -9,8 +9,8 @@ from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
 
-from pipeline.rows import write_atomically
 from pipeline.spec import SpecError
+from pipeline.store.files import write_atomically
 
 PAGE = Path(__file__).with_name("page")
 STYLES = ("page.css", "sample.css", "board.css")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from pipeline.markers import PATTERNS
-from pipeline.passes import TAGS, THINK_BLOCK
-from pipeline.rows import Row
+from pipeline.run.markers import PATTERNS
+from pipeline.run.pass_fields import TAGS, THINK_BLOCK
+from pipeline.store.files import Row
 
 Fields = Mapping[str, Any]
 TITLE_CHARS = 160

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.compose import build
-from pipeline.point import prompt_text
+from launch.config.compose import build
 from pipeline.protocols import Example, Task
-from pipeline.rows import Row
+from pipeline.run.point import prompt_text
 from pipeline.spec import SpecError
+from pipeline.store.files import Row
 
 OWN_TASKS = (
     "components.tasks."  # a record names a class; only our own are loaded to ask for prompts

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from components.grading.rush_hour.soft_match import soft_reward
 from components.tasks.carpark import judge
-from components.tasks.rush.soft_match import soft_reward
-from pipeline.passes import Keep, build_pass
 from pipeline.protocols import Cue, Example, Generation, Phase
-from pipeline.rows import encode
+from pipeline.run.pass_fields import Keep, build_pass
+from pipeline.store.files import encode
 
 PHASES = (
     Phase("think", 60, "<think>\n", ("</think>",), "</think>\n"),

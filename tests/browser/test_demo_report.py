@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.browser.driving import every, one, open_page, open_sample, opened, screenshot
-from tests.composing import ROOT
+from tests.fakes.configs import ROOT
 
 # What `make demo` runs, on one problem and with low caps.
 DEMO = ("task=math", "cue=reconsider", "backend=hf", "run.limit=1")

@@ -9,10 +9,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from components.backends.openai_api.backend import OpenAiBackend
-from launch.compose import build_backend, to_spec
+from launch.config.compose import build_backend, to_spec
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import Sampling
-from tests.composing import composed
+from tests.fakes.configs import composed
 
 KEY = "sk-test-0123456789-secret"
 QUICK = ("backend.retry.backoff=0.01", "backend.retry.longest_backoff=0.05")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from launch.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
 from pipeline.protocols import BackendLostError
-from pipeline.rows import StoreError
 from pipeline.spec import SpecError
-from tests.composing import ROOT
+from pipeline.store.files import StoreError
+from tests.fakes.configs import ROOT
 from tests.gateways.asking import configured
 from tests.gateways.faulty import Faulty, write_clues
 from tests.gateways.service import Reply, Seen, Service, refusal

@@ -8,10 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from components.backends.openai_api.backend import OpenAiBackend
-from launch.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
 from pipeline.spec import SpecError
-from tests.composing import ROOT
+from tests.fakes.configs import ROOT
 from tests.gateways.asking import ask, backend, configured, request
 from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving
 

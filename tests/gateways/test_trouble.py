@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.backends.openai_api.attempts import Failure, GatewayError
 from components.backends.openai_api.pace import Limits, Meter, Pace, duration
+from components.backends.openai_api.retries import Failure, GatewayError
 from pipeline.protocols import BackendLostError
 from tests.gateways.asking import answer, ask, backend, request
 from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving

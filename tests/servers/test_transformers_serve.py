@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from launch.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
-from tests.composing import composed
+from tests.fakes.configs import composed
 
 
 def free_port() -> int:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.composing import ROOT
+from tests.fakes.configs import ROOT
+from tests.run.test_executor import stable
 from tests.slurm.conftest import HERE
-from tests.test_executor import stable
 
 Lines = list[str]
 ECHO = ("task=crossword", "backend=echo", "cue=wait", "sampling.num_samples=2", "run.limit=12")

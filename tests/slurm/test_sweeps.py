@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run_record import attempts_of
-from tests.composing import ROOT
+from pipeline.store.run_record import attempts_of
+from tests.fakes.configs import ROOT
 from tests.slurm.sweeps import ECHO, SLOW, Sweep, ask, lines_in, tasks_of, until, wait_for_rows
 
 GRID = ("sampling.temperature=0,0.05,0.3,0.7", "model.step=0,50,100", "run.limit=4")

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from components.tasks.rush.soft_match import canonical, canonical_set, components, soft_reward
+from components.grading.rush_hour.soft_match import (
+    canonical,
+    canonical_set,
+    components,
+    soft_reward,
+)
 from pipeline.spec import SpecError
-from tests.tasks.building import SHARED, task
-from tests.tasks.passes import tagged
+from tests.fakes.passes import tagged
+from tests.fakes.tasks import SHARED, task
 
 BOARD = "oAABCooBCoooDDoo"
 
@@ -155,8 +160,8 @@ def test_board_size_and_optimum_are_filled_in_and_the_gold_is_not(tmp_path: Path
 
 
 def test_the_prompts_own_example_is_optimal_and_smallest() -> None:
-    from components.tasks.rush.board import parse_board
-    from components.tasks.rush.solver import solve
+    from components.grading.rush_hour.board import parse_board
+    from components.grading.rush_hour.solver import solve
 
     text = task("carpark").system_prompt
     assert "AABoooBooooooooo" in text and str(solve(parse_board("AABoooBooooooooo"))) in text

@@ -10,9 +10,9 @@ import pytest
 from components.tasks.crossword import answer_lengths, canonical, same_entry, word_lengths
 from pipeline.protocols import Example
 from pipeline.spec import SpecError
-from tests.composing import ROOT
-from tests.tasks.building import SHARED, task
-from tests.tasks.passes import single, tagged
+from tests.fakes.configs import ROOT
+from tests.fakes.passes import single, tagged
+from tests.fakes.tasks import SHARED, task
 
 CLUES = [
     json.loads(line)

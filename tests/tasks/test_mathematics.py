@@ -9,9 +9,9 @@ import sympy
 
 from pipeline.protocols import Example
 from pipeline.spec import SpecError
-from tests.composing import ROOT
-from tests.tasks.building import SHARED, task
-from tests.tasks.passes import Pass, generation, single, tagged
+from tests.fakes.configs import ROOT
+from tests.fakes.passes import Pass, generation, single, tagged
+from tests.fakes.tasks import SHARED, task
 
 HALF = Example("half", "What is one half?", r"\frac{1}{2}")
 VARIANTS = [f"math_q15b_promptv{n}" for n in range(1, 6)]

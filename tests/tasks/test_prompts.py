@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.spec import SpecError
-from tests.tasks.building import task
-from tests.tasks.passes import single
+from tests.fakes.passes import single
+from tests.fakes.tasks import task
 
 
 def test_a_text_file_gives_one_prompt_a_line_and_skips_blank_ones(tmp_path: Path) -> None:

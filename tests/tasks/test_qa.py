@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from components.tasks import text_grading
+from components.grading import text as text_grading
 from pipeline.protocols import Example
 from pipeline.spec import SpecError
-from tests.composing import ROOT
-from tests.tasks.building import task
-from tests.tasks.passes import single, tagged
+from tests.fakes.configs import ROOT
+from tests.fakes.passes import single, tagged
+from tests.fakes.tasks import task
 
 CHOICES = ["red", "green", "blue"]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from components.backends.openai_api.answers import Answered
-from components.backends.openai_api.attempts import GatewayError, Retry
-from components.backends.openai_api.batch_jobs import BatchApi
+from components.backends.openai_api.batch_api import BatchApi
 from components.backends.openai_api.bounds import probability_fields
 from components.backends.openai_api.dialect import APIS, EXTENSIONS, Dialect, spelled
 from components.backends.openai_api.endings import STOP_TEXTS, ending
-from components.backends.openai_api.kept_answers import KeptAnswers
 from components.backends.openai_api.pace import Limits, Pace
 from components.backends.openai_api.prefill import MODES, Findings, continues, question
 from components.backends.openai_api.prices import Price, Tally, find
+from components.backends.openai_api.response_cache import KeptAnswers
+from components.backends.openai_api.retries import GatewayError, Retry
 from components.backends.openai_api.samples import Samples, Share
 from components.backends.openai_api.sender import Place, Sender
 from components.backends.openai_api.service import Connection
@@ -153,7 +153,7 @@ class OpenAiBackend:
         """The service, its deployment, and settings that change a text; never a key."""
         dialect = self._dialect
         return {
-            "backend": "components.backends.openai_api.backend.OpenAiBackend",
+            "backend": "openai_api",
             "backend.service": self.name,
             "backend.endpoint": None if self._movable else self._endpoint,
             "backend.deployment": self._deployment,

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from components.backends.openai_api.dialect import spelled
-from components.backends.template import ChatTemplate
-from components.backends.tokens import load_tokenizer
+from components.decoding.chat_template import ChatTemplate
+from components.decoding.prompt_encoder import load_tokenizer
 from components.models.checkpoint import Checkpoint, prepare, resolve
 from pipeline.protocols import Prompt
 from pipeline.spec import ModelSpec

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 
 
 class ClusterLauncher(BasicLauncher):
-    """Hands the points of a sweep to `launch.sweeping`; other applications run as Hydra does it."""
+    """Hands the points of a sweep to `launch.sweeps`; other applications run as Hydra does it."""
 
     def __init__(self, **options: Any) -> None:
-        """Keep the options of `launch.cluster.Cluster`."""
+        """Keep the options of `launch.config.cluster.Cluster`."""
         super().__init__()
         self._options = {
             key: OmegaConf.to_container(value, resolve=True)
@@ -33,7 +33,7 @@ class ClusterLauncher(BasicLauncher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Run a sweep; ends the process with its status unless every row is there."""
-        from launch.sweeping.sweep import (  # plugins are scanned by every Hydra program
+        from launch.sweeps.sweep import (  # plugins are scanned by every Hydra program
             MARK,
             run_sweep,
         )
@@ -57,7 +57,7 @@ class PointSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the grid. Raises StoreError where the sweep's folder cannot be written."""
-        from launch.run_files import writing
+        from launch.running.files import writing
 
         assert self.config is not None
         with writing(Path(self.config.hydra.sweep.dir)):

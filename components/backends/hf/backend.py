@@ -1,0 +1,336 @@
+"""Causal language models of Transformers, in this process, with one of two decoders.
+
+`slots` decodes rows that join and leave at every step; `generate` is the reference, in static
+batches, for models that the first cannot take.
+"""
+
+import asyncio
+import dataclasses
+import gc
+import importlib.metadata
+import logging
+import os
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from components.backends.hf.batches import Batches
+from components.backends.hf.processor import has_bfloat16
+from components.backends.hf.rowwise import FIXED_ORDER
+from components.backends.hf.slots.build import Options, maker, slots_for
+from components.backends.hf.slots.engine import Engine
+from components.backends.hf.slots.fit import UnfitModelError, fit
+from components.backends.hf.static import StaticDecoder
+from components.decoding.prompt_encoder import PromptEncoder, load_tokenizer
+from components.decoding.sequence import Decoded, Limits
+from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
+from components.quantization.precision import Precision
+from pipeline.protocols import Capabilities, Generation, Prompt, Request
+from pipeline.spec import ModelSpec, SpecError, require
+
+DECODERS = ("auto", "slots", "generate")
+_LOG = logging.getLogger(__name__)
+
+
+class HfBackend:
+    """Generates with a Transformers model on one device."""
+
+    name = "hf"
+    capabilities = Capabilities(
+        continues_ids=True,
+        assistant_prefill=True,
+        entropy=True,
+        logprobs=True,
+        streaming=True,
+    )
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        quantization: Precision,
+        cache_dir: str | None = None,
+        device: str = "auto",
+        batch_size: int = 8,
+        decoder: str = "auto",
+        slots: int | None = None,
+        share: bool = True,
+        compile: bool = True,
+        use_cache: bool = True,
+        threads: int | None = None,
+    ) -> None:
+        """Check the arguments; nothing is loaded.
+
+        Args:
+            model: which weights, tokenizer and template.
+            quantization: the type that weights are loaded in.
+            cache_dir: where converted models are kept (`run.cache_dir`).
+            device: auto, or a torch device.
+            batch_size: rows of a batch of `generate`; out of memory halves it.
+            decoder: slots, generate, or auto: slots where the model's architecture allows it.
+            slots: rows that `slots` decodes together; None: what device and memory allow.
+            share: compute ids that rows start with in common only once.
+            compile: slots on CUDA: compile the layers, which takes some seconds at the start.
+            use_cache: `generate` keeps keys and values; without, a step reads the whole row again.
+            threads: CPU threads; None: as many as this process may use.
+        """
+        require(batch_size >= 1, "backend.batch_size", "be 1 or more", batch_size)
+        require(decoder in DECODERS, "backend.decoder", f"be one of {DECODERS}", decoder)
+        require(slots is None or slots >= 1, "backend.slots", "be 1 or more", slots)
+        require(threads is None or threads >= 1, "backend.threads", "be 1 or more", threads)
+        self.capacity = 2 * batch_size
+        self._device = _device(device)
+        self._spec = model
+        self._quantization = quantization
+        self._cache = cache_folder(cache_dir)
+        self._batch_size = batch_size
+        self._decoder = decoder
+        self.options = Options(slots=slots, share=share, compile=compile)
+        self._use_cache = use_cache
+        self._threads = threads or _usable_cores()
+        self._found: Checkpoint | None = None
+        self._prompts: PromptEncoder | None = None
+        self._model: PreTrainedModel | None = None
+        self._limits: Limits | None = None
+        self._queue: Batches | Engine | None = None
+        self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
+
+    def identity(self) -> dict[str, Any]:
+        """Contents of checkpoint, tokenizer and template, precision, and how prompts are cut."""
+        return {
+            **self._checkpoint().identity,
+            **self._quantization.identity(),
+            "backend": self.name,
+            "template_kwargs": dict(self._spec.template_kwargs),
+            "max_length": self._spec.max_length,
+            "truncation_side": self._spec.truncation_side,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Device, precision, sizes, versions, counters and peak memory so far."""
+        model, queue = self._model, self._queue
+        return {
+            "device": _device_name(self._device),
+            "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
+            **(queue.describe() if queue else {}),
+            "attn_implementation": self._spec.attn_implementation,
+            "use_cache": self._use_cache,
+            "threads": self._threads,
+            "versions": {p: importlib.metadata.version(p) for p in ("torch", "transformers")},
+            **self._counters,
+            "peak_memory_bytes": _peak_memory(self._device),
+        }
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The loaded model."""
+        assert self._model is not None, "not entered"
+        return self._model
+
+    @property
+    def steps(self) -> Any:
+        """What computes steps, where the decoder is slots; for measurements."""
+        return self._queue.scheduler.steps if isinstance(self._queue, Engine) else None
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's ids."""
+        return self._encoder().encode(prompt).ids
+
+    def preview(self, prompt: Prompt) -> str:
+        """The prompt's ids as text, special tokens included."""
+        return self._encoder().preview(prompt)
+
+    async def __aenter__(self) -> Self:
+        """Load tokenizer and weights, and start the decoder's thread."""
+        start = await asyncio.to_thread(self._load)
+        self._queue = start()
+        self.capacity = self._queue.capacity
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Drop what is running and free the model."""
+        if self._queue is not None:
+            await self._queue.close()
+        self._model = self._queue = None
+        if self._device.type == "cuda":
+            gc.collect()  # compiled layers and what they call hold each other
+            torch.cuda.empty_cache()
+
+    async def generate(self, request: Request) -> Generation:
+        """Continue the request's prompt; `on_token` is called on this event loop.
+
+        Raises:
+            SpecError: the prompt cannot be written, or is longer than the model reads.
+            MemoryError: a single row does not fit.
+        """
+        assert self._queue is not None and self._limits is not None, "not entered"
+        encoder = self._encoder()
+        prompt = encoder.encode(request.prompt)
+        self._check_length(len(prompt.ids))
+        if request.on_token is not None:
+            request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
+        row = Decoded(request, prompt, self._limits, encoder.decode, encoder.pieces)
+        generation = await self._queue.submit(row)
+        self._counters["requests"] += 1
+        self._counters["prompt_tokens"] += generation.prompt_tokens
+        self._counters["generated_tokens"] += len(generation.token_ids)
+        return generation
+
+    def release(self, trace: int) -> None:
+        """The trace is over: the decoder forgets what it has cached."""
+        if self._queue is not None:
+            self._queue.release(trace)
+
+    async def follow(self) -> None:
+        """There is one process only."""
+
+    def _checkpoint(self) -> Checkpoint:
+        if self._found is None:
+            self._found = resolve(self._spec, self._cache)
+        return self._found
+
+    def _encoder(self) -> PromptEncoder:
+        if self._prompts is None:
+            tokenizer = load_tokenizer(self._ready().tokenizer, self._spec)
+            self._prompts = PromptEncoder(tokenizer, self._spec)
+        return self._prompts
+
+    def _ready(self) -> Checkpoint:
+        """The checkpoint in folders that Transformers reads."""
+        self._found = prepare(self._checkpoint(), self._cache)
+        return self._found
+
+    def _load(self) -> Callable[[], Batches | Engine]:
+        """Load the model; return what starts its decoder, on the event loop."""
+        os.environ.setdefault(*FIXED_ORDER)
+        torch.set_num_threads(self._threads)
+        encoder = self._encoder()
+        model = self._load_model()
+        ends = encoder.end_ids() | _end_ids(model)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._limits = Limits(ends, context)
+        self._model = model
+        known = torch.tensor(sorted(encoder.tokenizer.get_vocab().values()))
+        size = model.config.get_text_config().vocab_size
+        allowed = torch.zeros(size, dtype=torch.bool)
+        allowed[known[known < size]] = True
+        allowed = allowed.to(self._device)
+        if self._decoder != "generate":
+            make = self._slots(model, allowed)
+            if make is not None:
+                return make
+        static = StaticDecoder(model, allowed, self._use_cache, self._threads)
+        return lambda: Batches(static.run, self._batch_size)
+
+    def _slots(self, model: PreTrainedModel, allowed: torch.Tensor) -> Callable[[], Engine] | None:
+        """What starts the decoder of slots; None where the model must take the other."""
+        try:
+            layers = fit(model)
+        except UnfitModelError as error:
+            rule = f"not be slots for model={self._spec.name}: {error}"
+            require(self._decoder == "auto", "backend.decoder", rule, self._decoder)
+            _LOG.warning("decoding with generate, since the model does not fit slots: %s", error)
+            return None
+        slots = slots_for(self.options, self._device)
+        make = maker(model, layers, allowed, self.options)
+        return lambda: Engine(make, slots, self._threads, self._device)
+
+    def _load_model(self) -> PreTrainedModel:
+        source = self._ready().weights
+        placed = {} if self._device.type == "cpu" else {"device_map": {"": str(self._device)}}
+        # The run has a bar of its own.
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                source.location,
+                revision=source.revision,
+                attn_implementation=self._spec.attn_implementation,
+                trust_remote_code=self._spec.trust_remote_code,
+                **placed,
+                **self._quantization.load_kwargs(),
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise SpecError(
+                f"model={self._spec.name} must be a causal model that Transformers loads "
+                f"(model.path={self._spec.path}, "
+                f"model.attn_implementation={self._spec.attn_implementation}): {error}"
+            ) from error
+        assert isinstance(model, PreTrainedModel)
+        model.train(False)
+        if self._device.type == "cpu" and model.dtype == torch.bfloat16 and not has_bfloat16():
+            _LOG.warning("computing in float32: the processor has no bfloat16 arithmetic")
+            model.float()  # type: ignore[no-untyped-call]
+        return model
+
+    def _check_length(self, prompt: int) -> None:
+        assert self._limits is not None
+        context = self._limits.context
+        if context is not None and prompt >= context:
+            raise SpecError(
+                f"model.max_length must be below {context}, the positions that the model has, for "
+                f"prompts such as this one of {prompt} tokens; it is {self._spec.max_length}"
+            )
+
+
+def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:
+    """The callback, to be called from any thread, run on the present event loop."""
+    loop = asyncio.get_running_loop()
+
+    def call(text: str) -> None:
+        loop.call_soon_threadsafe(callback, text)
+
+    return call
+
+
+def _end_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The end-of-sequence ids of a checkpoint's generation config."""
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    if ends is None:
+        return frozenset()
+    return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        rule = "be auto or a torch device such as cpu or cuda:0"
+        raise SpecError(f"backend.device must {rule}, got {name!r}") from error
+    missing = device.type == "cuda" and not torch.cuda.is_available()
+    require(not missing, "backend.device", "be one that this machine has", name)
+    return device
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
+
+
+def _usable_cores() -> int:
+    """Cores that this process may use: its affinity, a container's quota, $OMP_NUM_THREADS."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    share, period = quota.read_text().split() if quota.is_file() else ("max", "1")
+    if share != "max":
+        cores = min(cores or 1, max(1, int(share) // int(period)))
+    return min(cores or 1, torch.get_num_threads())
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,303 @@
+"""The attention function that the decoder puts in place of a model's own.
+
+A model is called with one packed sequence: tokens of many rows behind one another. What belongs
+to whom is told by the `Frame` of the step, which this function finds in its thread.
+"""
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from components.backends.hf.slots.kv_cache import KeyValues, LayerShape
+
+NAME = "rethink_pages"
+_PADDING = 128  # tokens behind the ends of rows that are read rather than making one more call
+# What an attention layer may be told beyond the arguments named below, and what does not matter.
+_IGNORED = {
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "position_embeddings",
+    "is_causal",
+    "cache",
+    "past_key_values",
+    "sliding_window",
+}
+
+
+class UnfitAttentionError(ValueError):
+    """The model's attention asks for something that this function does not do."""
+
+
+class Frame(Protocol):
+    """Who attends to what in one call of the model."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Cache key and value [1, heads, tokens, size]; return [1, tokens, heads, size]."""
+
+
+_here = threading.local()
+
+
+@contextmanager
+def using(frame: Frame) -> Iterator[None]:
+    """Attention of this thread goes through `frame`."""
+    _here.frame = frame
+    try:
+        yield
+    finally:
+        del _here.frame
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the cached tokens of every row, as Transformers' interface has it.
+
+    Raises:
+        UnfitAttentionError: the model passes an argument that would change the result.
+    """
+    unknown = {name for name, given in others.items() if given is not None} - _IGNORED
+    if unknown:
+        raise UnfitAttentionError(f"its attention is given {', '.join(sorted(unknown))}")
+    if attention_mask is not None:
+        raise UnfitAttentionError("its attention is given a mask of its own")
+    window, longest = others.get("sliding_window"), _longest(module)
+    if window is not None and window < longest:
+        raise UnfitAttentionError(f"its attention slides over {window} of {longest} positions")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if torch.compiler.is_compiling():
+        return torch.ops.rethink.attend(query, key, value, scale, module.layer_number), None
+    frame: Frame = _here.frame
+    layer: Any = module.layer_idx
+    return frame.attend(layer, query, key, value, scale), None
+
+
+# The compiler sees one opaque call, so that it need not know about caches. The layer's number comes
+# as a tensor: layers that differ in nothing else share one program then.
+@torch.library.custom_op("rethink::attend", mutates_args=())
+def _operator(query: Tensor, key: Tensor, value: Tensor, scale: float, layer: Tensor) -> Tensor:
+    frame: Frame = _here.frame
+    return frame.attend(int(layer), query, key, value, scale)
+
+
+@_operator.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float, layer: Tensor) -> Tensor:
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+
+
+def _longest(module: nn.Module) -> float:
+    """Positions that the model has, if it says."""
+    return getattr(module.config, "max_position_embeddings", None) or math.inf
+
+
+AttentionInterface.register(NAME, attend)
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Compile the decoder's layers on first use, as one program that all of them share."""
+    for module in model.modules():
+        number = getattr(module, "layer_idx", None)
+        if number is not None:
+            module.layer_number = torch.tensor(number)
+    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+    for layer in decoder.layers:
+        layer.compile(dynamic=True, fullgraph=True)
+
+
+class ProbeFrame:
+    """One sequence from its start, nothing cached; notes what every layer would cache."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, LayerShape] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Causal attention within the call."""
+        if layer in self.shapes:
+            raise UnfitAttentionError("a layer attends more than once in a step")
+        heads, key_size, value_size = key.shape[1], key.shape[-1], value.shape[-1]
+        self.shapes[layer] = LayerShape(heads, key_size, value_size, key.dtype)
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of one row in a packed call: `count` from `start`, and all that row has after it."""
+
+    start: int
+    count: int
+    length: int
+    table: Tensor  # pages of the row, int64
+
+
+class PrefillFrame:
+    """Several tokens per row, each row by itself."""
+
+    def __init__(
+        self, cache: KeyValues, pages: Tensor, offsets: Tensor, pieces: Sequence[Piece]
+    ) -> None:
+        """`pages` and `offsets` say where every token of the call is cached."""
+        self._cache = cache
+        self._pages, self._offsets = pages, offsets
+        self._pieces = [(piece, _causal(piece, pages.device)) for piece in pieces]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of every row to its own tokens up to each."""
+        self._cache.write(layer, self._pages, self._offsets, key, value)
+        out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
+        for piece, mask in self._pieces:
+            keys, values = self._row(layer, piece)
+            part = slice(piece.start, piece.start + piece.count)
+            attended = scaled_dot_product_attention(
+                query[:, :, part],
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=mask is None and piece.count > 1,
+                scale=scale,
+                enable_gqa=True,
+            )
+            out[:, part] = attended.transpose(1, 2)
+        return out
+
+    def _row(self, layer: int, piece: Piece) -> tuple[Tensor, Tensor]:
+        if len(piece.table) == 1:
+            page = int(piece.table[0])
+            keys, values = self._cache.keys[layer], self._cache.values[layer]
+            both = keys[page : page + 1], values[page : page + 1]
+        else:
+            both = self._cache.gather(layer, piece.table[None])
+        return both[0][:, :, : piece.length], both[1][:, :, : piece.length]
+
+
+def _causal(piece: Piece, device: torch.device) -> Tensor | None:
+    """Which tokens each of the new ones sees, bool [count, length]; None where a flag says it."""
+    if piece.count in (1, piece.length):
+        return None
+    full = torch.ones(piece.count, piece.length, dtype=torch.bool, device=device)
+    return full.tril(piece.length - piece.count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rows that are read together: single pages behind one another, or those of a table."""
+
+    rows: slice
+    pages: slice | Tensor
+    longest: int
+    mask: Tensor | None  # 0 for a row's tokens, minus infinity behind: [rows, 1, 1, longest]
+
+    @classmethod
+    def of(
+        cls,
+        rows: slice,
+        pages: slice | Tensor,
+        lengths: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Self:
+        """Some of the rows; `lengths` are those of all."""
+        some = lengths[rows]
+        longest = max(some)
+        if min(some) == longest:
+            return cls(rows, pages, longest, None)
+        ends = torch.tensor(some, device=device).unsqueeze(1)
+        beyond = torch.arange(longest, device=device) >= ends
+        mask = torch.zeros(beyond.shape, dtype=dtype, device=device)
+        return cls(rows, pages, longest, mask.masked_fill_(beyond, -torch.inf)[:, None, None])
+
+
+class DecodeFrame:
+    """One token per row; rows of one page each, with neighbouring pages, without a copy."""
+
+    def __init__(
+        self,
+        cache: KeyValues,
+        tables: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """`tables` holds the pages of every row, `lengths` its tokens with the new one.
+
+        Rows of more than one page stand behind the others.
+        """
+        self._cache = cache
+        last = [
+            (table[(n - 1) // cache.size], (n - 1) % cache.size)
+            for table, n in zip(tables, lengths, strict=True)
+        ]
+        places = torch.tensor(last, device=device)
+        self._pages, self._offsets = places[:, 0], places[:, 1]
+        single = sum(n <= cache.size for n in lengths)
+        pages = [table[0] for table in tables[:single]]
+        self._runs = [
+            _Run.of(
+                rows, slice(pages[rows.start], pages[rows.stop - 1] + 1), lengths, device, dtype
+            )
+            for rows in _stretches(pages, lengths)
+        ]
+        if single == len(tables):
+            return
+        width = -(-max(lengths) // cache.size)
+        padded = [[*t[:width], *[t[0]] * (width - len(t))] for t in tables[single:]]
+        rest, rows = torch.tensor(padded, device=device), slice(single, len(tables))
+        self._runs.append(_Run.of(rows, rest, lengths, device, dtype))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of every row's token to its row."""
+        self._cache.write(layer, self._pages, self._offsets, key, value)
+        rows, heads = query.shape[2], key.shape[1]
+        # Queries that share a key head lie where other queries of a sequence would.
+        split = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
+        parts = []
+        for run in self._runs:
+            keys, values = self._read(layer, run)
+            part = scaled_dot_product_attention(
+                split[run.rows], keys, values, attn_mask=run.mask, scale=scale
+            )
+            parts.append(part)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return out.reshape(1, rows, query.shape[1], -1)
+
+    def _read(self, layer: int, run: _Run) -> tuple[Tensor, Tensor]:
+        if isinstance(run.pages, slice):
+            both = self._cache.keys[layer][run.pages], self._cache.values[layer][run.pages]
+        else:
+            both = self._cache.gather(layer, run.pages)
+        return both[0][:, :, : run.longest], both[1][:, :, : run.longest]
+
+
+def _stretches(pages: Sequence[int], lengths: Sequence[int]) -> list[slice]:
+    """Rows whose pages lie behind one another, cut where padding costs more than a call."""
+    found: list[slice] = []
+    start = longest = 0
+    for row, page in enumerate(pages):
+        size, count = lengths[row], row - start
+        padding = longest - size if size <= longest else count * (size - longest)
+        if count and (page != pages[row - 1] + 1 or padding > _PADDING):
+            found.append(slice(start, row))
+            start, longest = row, 0
+        longest = max(longest, size)
+    return [*found, slice(start, len(pages))] if pages else []

@@ -1,0 +1,118 @@
+"""Puts a decoder together for a model and the memory that is free."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from components.backends.hf.slots.attention import compile_layers
+from components.backends.hf.slots.fit import join_products
+from components.backends.hf.slots.kv_cache import KeyValues, LayerShape, free_memory
+from components.backends.hf.slots.packed_linear import pack
+from components.backends.hf.slots.pages import Pages
+from components.backends.hf.slots.scheduler import Scheduler, Steps
+from components.backends.hf.slots.torch_steps import PlainSteps
+
+_LOG = logging.getLogger(__name__)
+_CPU_PAGE, _CPU_LEAST_PAGE = 2048, 256  # tokens; untouched ones take no memory
+_GPU_PAGE = 64
+_LONGEST = 1 << 17  # tokens of a row, where the model does not say
+_CPU_SLOTS, _GPU_SLOTS = 128, 1024
+_CPU_CHUNK, _GPU_CHUNK = 512, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may set, and what tests do."""
+
+    slots: int | None = None  # rows that decode at once; None: as the device and memory allow
+    share: bool = True
+    page: int | None = None  # tokens
+    pages: int | None = None
+    chunk: int | None = None  # prompt tokens of one step
+    compile: bool = True  # CUDA: fuse what lies between matrix products
+
+
+def slots_for(options: Options, device: torch.device) -> int:
+    """Rows that decode at once, before memory is looked at."""
+    return options.slots or (_GPU_SLOTS if device.type == "cuda" else _CPU_SLOTS)
+
+
+def maker(
+    model: PreTrainedModel, layers: tuple[LayerShape, ...], allowed: Tensor, options: Options
+) -> Callable[[int], Scheduler]:
+    """`make(slots)`: a scheduler with a cache as large as what is free; fewer slots take less."""
+    device = model.device
+    most = slots_for(options, device)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
+    reason = _why_plain(layers, allowed, device)
+    if reason is None and options.compile:
+        join_products(model)
+        compile_layers(model)
+    if reason is not None and (layered := pack(model)):
+        _LOG.info(
+            "weights of %d layers lie as the processor's matrix instructions read them", layered
+        )
+    if reason is not None and device.type == "cuda":
+        _LOG.warning("decoding without CUDA graphs: %s", reason)
+
+    def make(slots: int) -> Scheduler:
+        room = free_memory(device) * (most + slots) // (2 * most)
+        tokens = room // sum(layer.bytes for layer in layers)
+        size = options.page or _page(device, context, tokens // (2 * slots))
+        count = options.pages or _count(tokens, size, slots, device)
+        if reason is None:
+            from components.backends.hf.slots.cuda_steps import GraphSteps  # needs Triton
+
+            cache = KeyValues(layers, count + 1, size, device)
+            steps: Steps = GraphSteps(model, cache, int(allowed.sum()), slots, context)
+        else:
+            steps = PlainSteps(model, KeyValues(layers, count, size, device), allowed)
+        chunk = options.chunk or (_GPU_CHUNK if device.type == "cuda" else _CPU_CHUNK)
+        return Scheduler(steps, Pages(count, size), slots, chunk, options.share)
+
+    return make
+
+
+def _why_plain(layers: tuple[LayerShape, ...], allowed: Tensor, device: torch.device) -> str | None:
+    """Why steps cannot be CUDA graphs; None if they can."""
+    if device.type != "cuda":
+        return f"the device is {device.type}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if any(layer.dtype not in (torch.float16, torch.bfloat16) for layer in layers):
+        return "flash attention takes no float32"
+    sizes = {size for layer in layers for size in (layer.key_size, layer.value_size)}
+    if any(size > 256 or size % 8 for size in sizes):
+        return f"flash attention takes no heads of {sizes}"
+    count = int(allowed.sum())
+    if not bool(allowed[:count].all()):
+        return "ids that the tokenizer does not have lie between ones that it has"
+    return None
+
+
+def _page(device: torch.device, context: int, share: int) -> int:
+    """Tokens of a page; on a CPU, where rows of one page are read without a copy, long ones.
+
+    `share` is what every slot and its forerunner may have of the memory.
+    """
+    if device.type == "cuda":
+        return _GPU_PAGE
+    size = _CPU_PAGE
+    while size > max(share, _CPU_LEAST_PAGE):
+        size //= 2
+    return min(size, context)
+
+
+def _count(tokens: int, size: int, slots: int, device: torch.device) -> int:
+    """Pages that fit into free memory; on a CPU no more than twice the slots."""
+    count = tokens // size
+    if device.type != "cuda":
+        count = min(count, 2 * slots)
+    if count < 1:
+        raise MemoryError(f"the cache of one page of {size} tokens does not fit into memory")
+    return count

@@ -1,0 +1,92 @@
+"""Whether a model can be decoded in pages: what its attention asks for, and a trial."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from components.backends.hf.slots.attention import (
+    NAME,
+    ProbeFrame,
+    UnfitAttentionError,
+    using,
+)
+from components.backends.hf.slots.fused_linear import Joined, Readers
+from components.backends.hf.slots.kv_cache import LayerShape
+
+_TRIAL = 24  # tokens
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of the logits' norm; else:
+_COARSE = 0.05
+
+
+class UnfitModelError(ValueError):
+    """The model must be decoded by `generate`; the message says why."""
+
+
+def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
+    """Put the decoder's attention into `model`; return what each of its layers caches.
+
+    Raises:
+        UnfitModelError: the model does not follow the attention interface, keeps more state than
+            keys and values, or gives other logits than with its own attention. It is as before.
+    """
+    config = model.config.get_text_config()
+    if not model._supports_attention_backend:
+        raise UnfitModelError("it does not follow Transformers' attention interface")
+    if model._is_stateful or config.is_encoder_decoder:
+        raise UnfitModelError("it keeps more state than keys and values")
+    before = config._attn_implementation
+    with torch.inference_mode():
+        expected = _logits(model)
+        probe = ProbeFrame()
+        try:
+            model.set_attn_implementation(NAME)
+            with using(probe):
+                found = _logits(model)
+            _compare(found, expected)
+            layers = _layers(probe, config.num_hidden_layers)
+        except (UnfitAttentionError, UnfitModelError) as error:
+            model.set_attn_implementation(before)
+            raise UnfitModelError(str(error)) from error
+    return layers
+
+
+def join_products(model: PreTrainedModel) -> int:
+    """Compute linear layers that read the same tensor as one; how many products are saved.
+
+    `model` has the decoder's attention. Where the joined layers give other logits, all is undone.
+    """
+    readers = Readers()
+    with torch.inference_mode():
+        with using(ProbeFrame()), readers.watching(model):
+            expected = _logits(model)
+        joined = Joined(readers.groups())
+        try:
+            with using(ProbeFrame()):
+                _compare(_logits(model), expected)
+        except UnfitModelError:
+            joined.undo()
+            return 0
+    return sum(len(parts) - 1 for parts in joined.groups)
+
+
+def _logits(model: Any) -> Tensor:
+    ids = torch.arange(_TRIAL, device=model.device) * 7919 + 11
+    ids %= model.config.get_text_config().vocab_size
+    positions = torch.arange(len(ids), device=ids.device)
+    out = model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+    return out.logits[0]  # type: ignore[no-any-return]
+
+
+def _compare(found: Tensor, expected: Tensor) -> None:
+    error = float((found - expected).double().norm() / expected.double().norm())
+    limit = _TOLERANCE.get(found.dtype, _COARSE)
+    if not error < limit:
+        raise UnfitModelError(f"its logits differ by {error:.2g} under the decoder's attention")
+
+
+def _layers(probe: ProbeFrame, count: int) -> tuple[LayerShape, ...]:
+    if sorted(probe.shapes) != list(range(count)):
+        raise UnfitModelError(f"only {len(probe.shapes)} of its {count} layers attend")
+    return tuple(probe.shapes[layer] for layer in range(count))

@@ -1,0 +1,140 @@
+"""The keys and values themselves: for every layer, pages of equal size."""
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from components.backends.hf.slots.pages import Copy
+
+_GPU_SHARE = 0.88  # of free memory that the cache may take; the rest is for activations
+_CPU_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer caches of a token."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
+
+
+class KeyValues:
+    """Per layer one tensor [pages, heads, page_size, size] for keys, and one for values."""
+
+    def __init__(
+        self, layers: Iterable[LayerShape], pages: int, size: int, device: torch.device
+    ) -> None:
+        self.layers = tuple(layers)
+        self.pages = pages
+        self.size = size
+
+        def room(layer: LayerShape, width: int) -> Tensor:
+            return _zeros((pages, layer.heads, size, width), layer.dtype, device)
+
+        self.keys = [room(layer, layer.key_size) for layer in self.layers]
+        self.values = [room(layer, layer.value_size) for layer in self.layers]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def write(self, layer: int, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
+        """Put keys and values [1, heads, tokens, size] of new tokens in their places."""
+        self.keys[layer][pages, :, offsets] = key[0].transpose(0, 1)
+        self.values[layer][pages, :, offsets] = value[0].transpose(0, 1)
+
+    def gather(self, layer: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, heads, tokens, size] of the pages [rows, pages] in `table`."""
+        both = (self.keys[layer], self.values[layer])
+        keys, values = (t[table].transpose(1, 2).flatten(2, 3) for t in both)
+        return keys, values
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Copy the starts of pages, as if one after another."""
+        for some in independent(copies):
+            count = max(copy.count for copy in some)
+            pages = torch.tensor([(copy.source, copy.target) for copy in some])
+            sources, targets = pages.T.to(self.keys[0].device)
+            for tensor in (*self.keys, *self.values):
+                tensor[targets, :, :count] = tensor[sources, :, :count]
+
+    def wipe(self, pages: Sequence[int], count: int) -> None:
+        """Put zeros for the first `count` tokens of pages."""
+        places = torch.tensor(pages, dtype=torch.int64, device=self.keys[0].device)
+        for tensor in (*self.keys, *self.values):
+            tensor[places, :, :count] = 0
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+        self.keys, self.values = [], []
+
+
+def independent(copies: Iterable[Copy]) -> list[list[Copy]]:
+    """The copies in stretches within which their order does not matter.
+
+    Samples of one prompt copy from each other in turn: all of them then copy from the first.
+    """
+    stretches: list[list[Copy]] = []
+    read: set[int] = set()
+    made: dict[int, Copy] = {}
+    for copy in copies:
+        before = made.get(copy.source)
+        if before is not None and before.count >= copy.count:
+            copy = Copy(before.source, copy.target, copy.count)
+        if not stretches or copy.target in read or copy.target in made or copy.source in made:
+            stretches.append([])
+            read, made = set(), {}
+        stretches[-1].append(copy)
+        read.add(copy.source)
+        made[copy.target] = copy
+    return stretches
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros: what was never written is multiplied by 0, so it must be finite.
+
+    Main memory is taken page by page as it is written, so a cache may be larger than what is used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape) * dtype.itemsize
+    # Not NumPy's zeros: those ask for huge pages, of which a row's first token takes 2 MB each.
+    room = mmap(-1, count, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(room, dtype=dtype).view(shape)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a cache may take on `device` now."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
+    return int(_free_ram() * _CPU_SHARE)
+
+
+def _free_ram() -> int:
+    """Bytes of main memory that this process may still take: the machine's, or its container's."""
+    found = []
+    info = Path("/proc/meminfo")
+    if info.is_file():
+        fields = dict(line.split(":") for line in info.read_text().splitlines())
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    if limit.is_file() and limit.read_text().strip() != "max":
+        found.append(int(limit.read_text()) - int(used.read_text()))
+    if not found:
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return max(0, min(found))

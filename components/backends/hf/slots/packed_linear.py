@@ -1,0 +1,62 @@
+"""Linear layers whose bfloat16 weights lie as the processor's matrix instructions read them.
+
+From weights as they are stored, every product first brings all of them into that order: for the few
+rows of a decoding step this takes longer than the product.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from components.backends.hf.processor import X86_BFLOAT16, instructions
+
+
+def pack(model: PreTrainedModel) -> int:
+    """Reorder the weights of a bfloat16 model's linear layers; return of how many.
+
+    That is 0 where this processor or this torch would gain nothing. A weight that is also read in
+    another way, as by an embedding, is kept beside its reordered copy; others are replaced.
+    """
+    if model.device.type != "cpu" or model.dtype != torch.bfloat16 or not packs():
+        return 0
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    layers = [layer for layer in layers if layer.weight.dtype == torch.bfloat16]
+    for layer in layers:
+        pack_layer(layer, keep=_readers(model, layer.weight) > 1)
+    return len(layers)
+
+
+def packs() -> bool:
+    """Whether this processor and this torch can multiply with reordered weights, and gain by it."""
+    able = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return able and not X86_BFLOAT16.isdisjoint(instructions() or ())
+
+
+def pack_layer(layer: nn.Linear, keep: bool) -> None:
+    """Reorder one layer's weight; `keep` the weight as it was, too."""
+    made: Any = layer
+    made.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.data, None)
+    made.__class__ = Packed
+    if not keep:
+        layer.weight = nn.Parameter(made.packed, requires_grad=False)
+
+
+class Packed(nn.Linear):
+    """A linear layer with a reordered weight."""
+
+    packed: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The product of all rows."""
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(
+            input, self.packed, self.bias, "none", [], ""
+        )
+        return made
+
+
+def _readers(model: PreTrainedModel, weight: Tensor) -> int:
+    """How many modules have this weight."""
+    own = (module.parameters(recurse=False) for module in model.modules())
+    return sum(any(each is weight for each in some) for some in own)

@@ -1,0 +1,184 @@
+"""The reference decoder: one `generate` of Transformers per static batch."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from components.backends.hf.rowwise import make_repeatable
+from components.decoding.fast_draw import draw
+from components.decoding.sampling import Settings, observe
+from components.decoding.sequence import Decoded
+
+Finish = Callable[[Decoded], None]
+
+
+class StaticDecoder:
+    """Decodes batches to the end, each as long as its longest row."""
+
+    def __init__(
+        self, model: PreTrainedModel, allowed: Tensor, use_cache: bool, threads: int
+    ) -> None:
+        """`allowed` is a bool [vocabulary] of ids that the tokenizer has, on the model's device.
+
+        The model's own generation config is emptied: nothing of it may reach a row. A float32 model
+        on the CPU is made independent of batches.
+        """
+        model.generation_config = _config()
+        if model.device.type == "cpu" and model.dtype == torch.float32:
+            make_repeatable(model)
+        self._model: Any = model
+        self._allowed = allowed
+        self._use_cache = use_cache
+        self._threads = threads
+
+    def run(self, rows: Sequence[Decoded], finish: Finish) -> None:
+        """Decode `rows`; `finish` is called with each as soon as it is over.
+
+        Raises:
+            FloatingPointError: the model's logits are not numbers.
+            RuntimeError: what torch raises, out of memory included; rows keep what they have.
+        """
+        torch.set_num_threads(self._threads)  # holds for the calling thread
+        started = time.perf_counter()
+        for row in rows:
+            row.started = row.started or started
+        device = self._model.device
+        inputs = _padded([row.ids for row in rows], device)
+        step = _Step(rows, self._allowed, inputs["attention_mask"], finish)
+        config = _config(
+            do_sample=False,
+            max_new_tokens=max(row.left for row in rows),
+            use_cache=self._use_cache,
+            pad_token_id=0,
+        )
+        with torch.inference_mode(), _within(self._model):
+            self._model.generate(
+                **inputs,
+                generation_config=config,
+                logits_processor=LogitsProcessorList([step]),
+                stopping_criteria=StoppingCriteriaList([_Over(step)]),
+            )
+
+
+class _Step(LogitsProcessor):
+    """Sees raw logits, notes entropy and logprob, draws the id of every row and forces it."""
+
+    def __init__(
+        self, rows: Sequence[Decoded], allowed: Tensor, mask: Tensor, finish: Finish
+    ) -> None:
+        device = allowed.device
+        self.over = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self._rows = rows
+        self._allowed = allowed
+        self._finish = finish
+        self._settings = Settings.of([row.request.sampling for row in rows], device)
+        self._observes = any(row.request.entropy for row in rows)
+        self._seeds = torch.tensor([row.seed for row in rows], device=device)
+        self._indices = torch.tensor([len(row.token_ids) for row in rows], device=device)
+        self._mask = mask
+        self._seen: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Take raw float32 logits [rows, vocabulary]; return 0 for the drawn ids, else -inf."""
+        self._note(input_ids, scores.shape[-1])
+        tokens = draw(scores, self._settings, self._seeds, self._indices, self._allowed, self._seen)
+        self._indices += 1
+        self._hand_out(tokens, *self._measured(scores, tokens))
+        forced = torch.full_like(scores, -torch.inf)
+        return forced.scatter_(-1, tokens.unsqueeze(-1), 0.0)
+
+    def _measured(self, logits: Tensor, tokens: Tensor) -> tuple[list[float], list[float]]:
+        chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        entropy = total = chosen  # their difference is 0, or no number where the logits are none
+        if self._observes:
+            entropy, total = observe(logits)
+        both = torch.stack((entropy, chosen - total))
+        if not bool(both.isfinite().all()):
+            raise FloatingPointError(
+                f"the model's logits are not finite in {self._rows[0].request.trace}: "
+                "choose another quantization (float16 overflows in some models)"
+            )
+        entropies, logprobs = both.tolist()
+        return entropies, logprobs
+
+    def _hand_out(self, tokens: Tensor, entropies: list[float], logprobs: list[float]) -> None:
+        over = []
+        for row, token, entropy, logprob in zip(
+            self._rows, tokens.tolist(), entropies, logprobs, strict=True
+        ):
+            if not row.over:
+                row.accept([token], [entropy], [logprob])
+                if row.reason is not None:
+                    self._finish(row)
+            over.append(row.over)
+        self.over = torch.tensor(over, device=tokens.device)
+
+    def _note(self, input_ids: Tensor, size: int) -> None:
+        """Remember which ids a row has seen, where a repetition penalty asks for it."""
+        if not self._settings.penalises:
+            return
+        if self._seen is None:
+            self._seen = torch.zeros(
+                len(self._rows), size, dtype=torch.bool, device=input_ids.device
+            )
+            for row, ids, mask in zip(self._seen, input_ids, self._mask, strict=True):
+                row[ids[mask.bool()]] = True
+        self._seen.scatter_(-1, input_ids[:, -1:], True)
+
+
+class _Over(StoppingCriteria):
+    """Which rows are over; the batch ends with the last."""
+
+    def __init__(self, step: _Step) -> None:
+        self._step = step
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        """One bool per row."""
+        return self._step.over
+
+
+@contextmanager
+def _within(model: Any) -> Iterator[None]:
+    """Keep positions within those that the model has: rows that are over go on in a batch."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def clamp(_: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        positions = given.get("position_ids")
+        if positions is not None and context is not None:
+            given["position_ids"] = positions.clamp(max=context - 1)
+        return args, given
+
+    hook = model.register_forward_pre_hook(clamp, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
+    """Ids with padding on the left, attention mask and positions, each [rows, longest]."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
+    mask = torch.tensor(
+        [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device
+    )
+    positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+
+
+def _config(**values: Any) -> GenerationConfig:
+    """A generation config of nothing but `values`."""
+    make: Callable[..., GenerationConfig] = GenerationConfig
+    return make(**values)

@@ -1,0 +1,142 @@
+"""Takes fields out of a record by the column names that `task.columns` lists."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.data_sets.records import DataError, Record
+from pipeline.spec import SpecError, require
+
+
+def pick(record: Record, names: Sequence[str]) -> Any:
+    """The first of the columns `names` that is there and not null (0 and false count).
+
+    None if none is.
+
+    A name with dots goes into nested mappings; a column whose own name holds the dots comes first.
+    """
+    for name in names:
+        value = _lookup(record.values, name)
+        if value is not None:
+            return value
+    return None
+
+
+def need_text(record: Record, columns: Mapping[str, Any], field: str, numbers: bool = False) -> str:
+    """The text in the first present column that `task.columns` lists for `field`.
+
+    Args:
+        record: the row.
+        columns: the `task.columns` mapping.
+        field: a key of it.
+        numbers: also take int and float, written as Python writes them.
+
+    Raises:
+        DataError: no such column, null, blank, or another type.
+    """
+    key = f"task.columns.{field}"
+    value = need(record, columns, field)
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise DataError(f"{record.where}: the column of {key} must be finite, got {value!r}")
+        return str(value)
+    if not isinstance(value, str):
+        kind = "text or a number" if numbers else "text"
+        raise DataError(
+            f"{record.where}: the column of {key} must hold {kind}, "
+            f"got {value!r} ({type(value).__name__})"
+        )
+    if not value.strip():
+        raise DataError(f"{record.where}: the column of {key} must not be blank, got {value!r}")
+    return _encodable(record, key, value)
+
+
+def need(record: Record, columns: Mapping[str, Any], field: str) -> Any:
+    """What the first present column of `field` holds.
+
+    DataError when there is none or all are null.
+    """
+    names = names_of(columns, field)
+    if not names:
+        raise SpecError(f"task.columns.{field} must name a column, got null")
+    value = pick(record, names)
+    if value is None:
+        raise DataError(
+            f"{record.where}: {_absent(record, names)}; "
+            f"set task.columns.{field} to the right column"
+        )
+    return value
+
+
+def optional(record: Record, columns: Mapping[str, Any], field: str) -> Any:
+    """What the first present column of `field` holds, or None."""
+    return pick(record, names_of(columns, field))
+
+
+def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
+    """The candidate columns of `field` in a `task.columns` mapping.
+
+    A name, a list of names, or null.
+    """
+    value = columns.get(field)
+    names = [] if value is None else [value] if isinstance(value, str) else value
+    named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    require(named, f"task.columns.{field}", "be a column's name or a list of names", value)
+    return list(names)
+
+
+def check_columns(columns: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Refuse a key of `task.columns` that the task does not know."""
+    require(isinstance(columns, Mapping), "task.columns", "be a mapping to columns", columns)
+    for key in columns:
+        if key not in allowed:
+            raise SpecError(f"task.columns has no key {key!r}; it takes {', '.join(allowed)}")
+
+
+def own_id(record: Record, columns: Mapping[str, Any]) -> str:
+    """The data set's own id as text, or the empty string."""
+    value = optional(record, columns, "id")
+    if isinstance(value, str | int):
+        return _encodable(record, "task.columns.id", str(value))
+    if value is None:
+        return ""
+    raise DataError(
+        f"{record.where}: the column of task.columns.id must hold text or int, got {value!r}"
+    )
+
+
+def _encodable(record: Record, key: str, text: str) -> str:
+    """Text as it is. DataError for half a surrogate pair, which no tokenizer and no file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise DataError(
+            f"{record.where}: the column of {key} holds half a surrogate pair, {half!r}, "
+            "which is no text; mend or remove the line"
+        ) from error
+    return text
+
+
+def _lookup(values: Mapping[str, Any], name: str) -> Any:
+    if name in values:
+        return values[name]
+    head, dot, rest = name.partition(".")
+    inner = values.get(head)
+    return _lookup(inner, rest) if dot and isinstance(inner, Mapping) else None
+
+
+def _has(values: Mapping[str, Any], name: str) -> bool:
+    if name in values:
+        return True
+    head, dot, rest = name.partition(".")
+    inner = values.get(head)
+    return bool(dot) and isinstance(inner, Mapping) and _has(inner, rest)
+
+
+def _absent(record: Record, names: Sequence[str]) -> str:
+    there = [name for name in names if _has(record.values, name)]
+    if there:
+        return f"column {there[0]!r} is null"
+    wanted = " or ".join(repr(name) for name in names)
+    return f"no column {wanted} (there are {', '.join(map(str, record.values))})"

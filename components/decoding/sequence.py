@@ -1,0 +1,126 @@
+"""One request on its way through a decoder."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from components.decoding.prompt_encoder import Encoded
+from components.decoding.stop_text import Pieces, StopText
+from pipeline.protocols import FinishReason, Generation, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends a sequence besides its own stop strings and cap."""
+
+    end_ids: frozenset[int]
+    context: int | None  # positions that the model has
+
+
+class Decoded:
+    """A prompt and the ids that follow it so far.
+
+    A decoder may drop its cache at any time and go on from `ids`; `accept` takes every new id once.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: Encoded,
+        limits: Limits,
+        decode: Callable[[Sequence[int]], str],
+        pieces: Pieces | None = None,
+    ) -> None:
+        """`decode` and `pieces` are those of the prompt's encoder."""
+        self.request = request
+        self.prompt = prompt
+        self.token_ids: list[int] = []
+        self.reason: FinishReason | None = None
+        self.dropped = False
+        self.started: float | None = None
+        self._limits = limits
+        self._entropies: list[float] = []
+        self._logprobs: list[float] = []
+        context = limits.context or sys.maxsize
+        self._room = context - len(prompt.ids)  # for new ids
+        self._text = StopText(decode, request.stop, prompt.ids, pieces)
+        self._ended = 0.0
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids: the prompt's and the new ones."""
+        return self.prompt.ids + self.token_ids
+
+    @property
+    def left(self) -> int:
+        """How many more ids may come: up to the cap, or the last position that the model has."""
+        return min(self.request.cap, self._room) - len(self.token_ids)
+
+    @property
+    def over(self) -> bool:
+        """Whether no more ids are wanted."""
+        return self.dropped or self.reason is not None
+
+    @property
+    def seed(self) -> int:
+        """The request's 64-bit seed as a signed number."""
+        seed = self.request.seed & ((1 << 64) - 1)
+        return seed - (1 << 64) if seed >> 63 else seed
+
+    def accept(
+        self, tokens: Sequence[int], entropies: Sequence[float], logprobs: Sequence[float]
+    ) -> int:
+        """Take the next ids up to the one that ends the row; return how many these were.
+
+        Certain text goes to `on_token`.
+        """
+        left = self.left
+        some = tokens[:left]
+        ends, text = self._limits.end_ids, self._text
+        if ends.isdisjoint(some):
+            count = text.push_all(some)
+            if text.stopped:
+                self.reason = "stop_token"
+            elif count == left:
+                self.reason = "max_new_tokens" if self.request.cap <= self._room else "other"
+        else:
+            count = self._accept_end(some)
+        self.token_ids += some[:count]
+        if self.request.entropy:
+            self._entropies += entropies[:count]
+            self._logprobs += logprobs[:count]
+        if self.reason is not None:
+            self._text.finish()
+            self._ended = time.perf_counter()
+        if self.request.on_token is not None and (new := text.take()):
+            self.request.on_token(new)
+        return count
+
+    def _accept_end(self, tokens: Sequence[int]) -> int:
+        """Take ids with an end-of-sequence id among them."""
+        end = next(n for n, token in enumerate(tokens) if token in self._limits.end_ids)
+        count = self._text.push_all(tokens[:end])
+        if self._text.stopped:
+            self.reason = "stop_token"
+            return count
+        self.reason = "stop_token" if self._text.push_end(tokens[end]) else "eos"
+        return end + 1
+
+    def generation(self) -> Generation:
+        """The record of a finished sequence."""
+        assert self.reason is not None and self.started is not None
+        wanted = self.request.entropy
+        return Generation(
+            token_ids=self.token_ids,
+            text=self._text.text,
+            tail=self._text.tail,
+            finish_reason=self.reason,
+            prompt_tokens=len(self.prompt.ids),
+            prompt_ids=list(self.prompt.ids),
+            entropies=self._entropies if wanted else None,
+            logprobs=self._logprobs if wanted else None,
+            ends=self._text.ends,
+            seconds=self._ended - self.started,
+            prompt_cut=self.prompt.cut,
+        )

@@ -1,0 +1,315 @@
+"""Whether a prediction equals the gold answer. The task's docstring states what counts as equal."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from components.grading.math import algebra
+from components.grading.math.clean import balanced, clean
+from components.grading.math.exact import is_thousands, number
+from components.grading.math.shape import (
+    Atom,
+    Based,
+    Group,
+    Matrix,
+    Quantity,
+    Relation,
+    Shape,
+    Text,
+    Union,
+    fold,
+    read,
+    split,
+)
+
+MAX_LENGTH = 2000
+
+Outcome = tuple[bool, str]
+
+
+def compare(gold: str, pred: str) -> Outcome:
+    """Equal or not, and why. Texts are answers, with or without dollar signs or a box."""
+    if not pred.strip():
+        return False, "no answer"
+    if gold.strip() == pred.strip():
+        return True, "same text"
+    if len(pred) > MAX_LENGTH:
+        return False, f"longer than {MAX_LENGTH} characters"
+    ours, theirs = clean(gold), clean(pred)
+    if ours == theirs and ours:
+        return True, "same after cleaning"
+    if not balanced(theirs):
+        return False, "the prediction's braces do not pair up"
+    return same(read(ours), read(theirs))
+
+
+def same(gold: Shape, pred: Shape) -> Outcome:
+    """Compare two shapes."""
+    if isinstance(gold, Text) or isinstance(pred, Text):
+        return _texts(gold, pred)
+    gold, pred = _meet(gold, pred)
+    if isinstance(gold, Quantity) or isinstance(pred, Quantity):
+        return _quantities(gold, pred)
+    if isinstance(gold, Based) or isinstance(pred, Based):
+        return _bases(gold, pred)
+    if isinstance(gold, Relation) and isinstance(pred, Relation):
+        return _relations(gold, pred)
+    if isinstance(gold, Matrix) and isinstance(pred, Matrix):
+        return _matrices(gold, pred)
+    if isinstance(gold, Union) and isinstance(pred, Union):
+        return _unordered(gold.parts, pred.parts)
+    if isinstance(gold, Group) and isinstance(pred, Group):
+        return _groups(gold, pred)
+    if isinstance(gold, Atom) and isinstance(pred, Atom):
+        return _atoms(gold.latex, pred.latex)
+    return False, f"{_name(gold)} against {_name(pred)}"
+
+
+def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
+    """Bring shapes that mean the same together.
+
+    `x = 5` and `5`, `x > 3` and an interval, a column and a tuple.
+    """
+    if isinstance(gold, Relation) and not isinstance(pred, Relation):
+        gold = _as_other(gold)
+    if isinstance(pred, Relation) and not isinstance(gold, Relation):
+        pred = _as_other(pred)
+    if isinstance(gold, Group) and isinstance(pred, Atom):
+        pred = _as_list(gold, pred)
+    elif isinstance(pred, Group) and isinstance(gold, Atom):
+        gold = _as_list(pred, gold)
+    if isinstance(gold, Matrix) and isinstance(pred, Group):
+        gold = _as_tuple(gold)
+    elif isinstance(pred, Matrix) and isinstance(gold, Group):
+        pred = _as_tuple(pred)
+    return gold, pred
+
+
+def _as_other(relation: Relation) -> Shape:
+    """The value of `name = value`, or the interval of an inequality in one variable."""
+    if set(relation.signs) == {"="}:
+        named = any(char.isalpha() for char in relation.sides[0])
+        return read(relation.sides[-1]) if named else relation
+    interval = _interval(relation)
+    return relation if interval is None else interval
+
+
+def _interval(relation: Relation) -> Group | None:
+    sides, signs = list(relation.sides), list(relation.signs)
+    if all(sign in (">", ">=") for sign in signs):
+        sides.reverse()
+        signs = [sign.replace(">", "<") for sign in reversed(signs)]
+    if not all(sign in ("<", "<=") for sign in signs) or len(signs) > 2:
+        return None
+    if len(signs) == 2:
+        low, middle, high = sides
+        ends = ("(" if signs[0] == "<" else "["), (")" if signs[1] == "<" else "]")
+    elif _is_variable(sides[0]):
+        (middle, high), low = sides, "-\\infty"
+        ends = "(", ")" if signs[0] == "<" else "]"
+    else:
+        (low, middle), high = sides, "\\infty"
+        ends = ("(" if signs[0] == "<" else "["), ")"
+    if not _is_variable(middle):
+        return None
+    return Group(ends[0], ends[1], (read(low), read(high)))
+
+
+def _is_variable(side: str) -> bool:
+    return len(side) == 1 and side.isalpha()
+
+
+def _as_list(other: Group, atom: Atom) -> Shape:
+    """`100,200` reads as one number, but as two when the other side is a list."""
+    if is_thousands(atom.latex) and len(other.items) > 1:
+        return Group("", "", tuple(read(part) for part in split(atom.latex, (",",))))
+    if len(other.items) == 1 and other.opening in ("", "{"):
+        return Group(other.opening, other.closing, (atom,))
+    return atom
+
+
+def _as_tuple(matrix: Matrix) -> Shape:
+    if all(len(row) == 1 for row in matrix.rows):
+        return Group("(", ")", tuple(row[0] for row in matrix.rows))
+    return matrix
+
+
+def _texts(gold: Shape, pred: Shape) -> Outcome:
+    ours, theirs = _words(gold), _words(pred)
+    equal = bool(ours) and ours == theirs
+    return equal, "same words" if equal else "different words"
+
+
+def _words(shape: Shape) -> str:
+    if isinstance(shape, Text):
+        return shape.folded
+    if isinstance(shape, Atom):
+        return fold(shape.latex)
+    if isinstance(shape, Quantity):
+        return _words(shape.value) + fold(shape.unit)
+    if isinstance(shape, Group):
+        return "".join(_words(item) for item in shape.items)
+    if isinstance(shape, Relation) and shape.signs == ("=",):
+        return fold(shape.sides[-1])
+    return ""
+
+
+def _quantities(gold: Shape, pred: Shape) -> Outcome:
+    ours = gold.unit if isinstance(gold, Quantity) else None
+    theirs = pred.unit if isinstance(pred, Quantity) else None
+    if ours is not None and theirs is not None and ours != theirs:
+        return False, f"unit {ours} against {theirs}"
+    value = gold.value if isinstance(gold, Quantity) else gold
+    other = pred.value if isinstance(pred, Quantity) else pred
+    if "%" in (ours, theirs) and ours != theirs:
+        return _percent(value, other, gold_is_percent=ours == "%")
+    equal, reason = same(value, other)
+    if equal and ours != theirs:
+        return True, f"{reason}; the unit is left out"
+    return equal, reason
+
+
+def _percent(gold: Shape, pred: Shape, gold_is_percent: bool) -> Outcome:
+    """A percentage with its sign against a bare value: the same number, or its hundredth."""
+    percent, bare = (gold, pred) if gold_is_percent else (pred, gold)
+    equal, _ = same(percent, bare)
+    small = isinstance(bare, Atom) and (value := number(bare.latex)) is not None and abs(value) <= 1
+    if equal and (gold_is_percent or not small):
+        return True, "equal; the percent sign is left out"
+    if isinstance(percent, Atom) and isinstance(bare, Atom):
+        equal, _ = same(Atom(f"\\frac{{{percent.latex}}}{{100}}"), bare)
+        if equal:
+            return True, "equal; the percentage is written as a number"
+    return False, "different percentages"
+
+
+def _bases(gold: Shape, pred: Shape) -> Outcome:
+    if isinstance(gold, Based) and isinstance(pred, Based):
+        if gold.base != pred.base:
+            return False, f"base {gold.base} against {pred.base}"
+        return gold.digits == pred.digits, "digits in the same base"
+    based, other = (gold, pred) if isinstance(gold, Based) else (pred, gold)
+    if isinstance(based, Based) and based.base == 10:
+        return same(Atom(based.digits), other)
+    return False, "a base is given on one side only"
+
+
+def _relations(gold: Relation, pred: Relation) -> Outcome:
+    if set(gold.signs) == set(pred.signs) == {"="}:
+        return _equations(gold, pred)
+    ours, theirs = _interval(gold), _interval(pred)
+    if ours is not None and theirs is not None:
+        return _groups(ours, theirs)
+    ours_up, theirs_up = _ascending(gold), _ascending(pred)
+    if ours_up.signs != theirs_up.signs or len(ours_up.sides) != 2:
+        return False, "different relations"
+    positive = ours_up.signs[0] != "!="
+    equal = algebra.proportional(_difference(ours_up), _difference(theirs_up), positive)
+    return equal, "the same inequality" if equal else "different inequalities"
+
+
+def _equations(gold: Relation, pred: Relation) -> Outcome:
+    names = gold.sides[0], pred.sides[0]
+    if names[0].replace(" ", "") == names[1].replace(" ", ""):
+        equal, reason = same(read(gold.sides[-1]), read(pred.sides[-1]))
+        if equal:
+            return True, reason
+    if len(gold.sides) != 2 or len(pred.sides) != 2:
+        return False, "different equations"
+    equal = algebra.proportional(_difference(gold), _difference(pred), positive=False)
+    return equal, "the same equation" if equal else "different equations"
+
+
+def _ascending(relation: Relation) -> Relation:
+    if all(sign in (">", ">=") for sign in relation.signs):
+        signs = tuple(sign.replace(">", "<") for sign in reversed(relation.signs))
+        return Relation(relation.sides[::-1], signs)
+    return relation
+
+
+def _difference(relation: Relation) -> str:
+    return f"{relation.sides[0]}-({relation.sides[1]})"
+
+
+def _matrices(gold: Matrix, pred: Matrix) -> Outcome:
+    if [len(row) for row in gold.rows] != [len(row) for row in pred.rows]:
+        return False, "matrices of different shape"
+    for ours, theirs in zip(gold.rows, pred.rows, strict=True):
+        equal, reason = _ordered(ours, theirs)
+        if not equal:
+            return False, reason
+    return True, "equal entries"
+
+
+def _groups(gold: Group, pred: Group) -> Outcome:
+    ours, theirs = gold.opening, pred.opening
+    if {ours, theirs} <= {"", "{"}:
+        return _unordered(gold.items, pred.items)
+    if "{" in (ours, theirs):
+        return False, "a set against ordered values"
+    bare = "" in (ours, theirs)
+    brackets = (gold.opening, gold.closing) != (pred.opening, pred.closing)
+    if bare:
+        delimiters = {gold.opening, gold.closing, pred.opening, pred.closing} - {""}
+        if delimiters != {"(", ")"}:
+            return False, "an interval against a list"
+    elif brackets and len(gold.items) == 2:
+        return False, "brackets differ"
+    equal, reason = _ordered(_values(gold), _values(pred))
+    return equal, reason
+
+
+def _values(group: Group) -> Sequence[Shape]:
+    """The items; assignments to names give their values in the order of the names."""
+    relations = [item for item in group.items if isinstance(item, Relation)]
+    if group.opening or len(relations) != len(group.items):
+        return group.items
+    return [_as_other(item) for item in sorted(relations, key=lambda item: item.sides[0])]
+
+
+def _ordered(gold: Sequence[Shape], pred: Sequence[Shape]) -> Outcome:
+    if len(gold) != len(pred):
+        return False, f"{len(gold)} values against {len(pred)}"
+    for place, (ours, theirs) in enumerate(zip(gold, pred, strict=True), start=1):
+        equal, reason = same(ours, theirs)
+        if not equal:
+            return False, f"value {place}: {reason}"
+    return True, "equal values in order"
+
+
+def _unordered(gold: Sequence[Shape], pred: Sequence[Shape]) -> Outcome:
+    if len(gold) != len(pred):
+        return False, f"{len(gold)} values against {len(pred)}"
+    left = list(pred)
+    for ours in gold:
+        match = next((theirs for theirs in left if same(ours, theirs)[0]), None)
+        if match is None:
+            return False, "a value is missing"
+        left.remove(match)
+    return True, "equal values in any order"
+
+
+def _atoms(gold: str, pred: str) -> Outcome:
+    if gold == pred:
+        return True, "same formula"
+    ours, theirs = number(gold), number(pred)
+    if ours is not None and theirs is not None:
+        return ours == theirs, "equal numbers" if ours == theirs else "different numbers"
+    return algebra.equal(_written(gold, ours), _written(pred, theirs))
+
+
+def _written(latex: str, value: Fraction | None) -> str:
+    """A number as the parser reads it without rounding or separators."""
+    if value is None:
+        return latex
+    sign, top = "-" if value < 0 else "", abs(value.numerator)
+    return (
+        f"{sign}{top}"
+        if value.denominator == 1
+        else f"{sign}\\frac{{{top}}}{{{value.denominator}}}"
+    )
+
+
+def _name(shape: Shape) -> str:
+    if isinstance(shape, Group):
+        return {"": "a list", "{": "a set"}.get(shape.opening, "a tuple or interval")
+    return f"a {type(shape).__name__.lower()}"

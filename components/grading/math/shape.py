@@ -1,0 +1,272 @@
+"""Reads the outer shape of a cleaned answer.
+
+List, tuple, interval, set, union, matrix, relation, quantity, text.
+"""
+
+import re
+from dataclasses import dataclass
+
+from components.grading.math.exact import number
+from components.grading.math.units import split_unit
+
+MAX_DEPTH = 12
+
+_MATRIX = re.compile(
+    r"\\begin ?\{([pbB]?matrix|smallmatrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}", re.DOTALL
+)
+_BASED = re.compile(r"([0-9A-Za-z]+) ?_ ?(?:\{ ?(?:\\text ?\{)?([a-z]+|\d+)\}? ?\}|(\d))")
+_BASE_WORDS = re.compile(r"([0-9A-Z]+) ?\\?(?:text ?\{)? ?\(? ?(?:in )?base[ -](\w+) ?\)? ?\}?")
+_NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_PERCENT = re.compile(r"(.*?) ?(?:\\?%|\\text ?\{ ?(?:percent|pct)\.? ?\}|percent)", re.DOTALL)
+_WORDS = re.compile(r"\\text ?\{([^{}]*)\}")
+_AND = re.compile(r" ?\\text ?\{ ?,? ?(?:and|or) ?\} ?| (?:and|or) ")
+_MEMBER = re.compile(r"[A-Za-z] ?\\in(?![a-zA-Z]) ?")
+_OPENERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle"}
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
+_RELATIONS = {
+    "=": "=",
+    "<": "<",
+    ">": ">",
+    "\\le": "<=",
+    "\\ge": ">=",
+    "\\ne": "!=",
+    "\\lt": "<",
+    "\\gt": ">",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words; `folded` has no case, blanks or punctuation."""
+
+    folded: str
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A formula for the algebra system."""
+
+    latex: str
+
+
+@dataclass(frozen=True, slots=True)
+class Based:
+    """Digits in a stated base."""
+
+    digits: str
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A value with a unit, or with a percent sign (`unit` is `%`)."""
+
+    value: "Shape"
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Items in delimiters: a tuple or an interval; `{` a set; no delimiter a bare list."""
+
+    opening: str
+    closing: str
+    items: tuple["Shape", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """A union of intervals or sets."""
+
+    parts: tuple["Shape", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of entries."""
+
+    rows: tuple[tuple["Shape", ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A chain such as `a < b <= c`: `sides` are one more than `signs` (`= < > <= >= !=`)."""
+
+    sides: tuple[str, ...]
+    signs: tuple[str, ...]
+
+
+Shape = Text | Atom | Based | Quantity | Group | Union | Matrix | Relation
+
+
+def read(text: str, depth: int = 0) -> Shape:
+    """The shape of a cleaned answer. Never fails: what has no outer shape is an Atom or Text."""
+    text = text.strip()
+    if depth > MAX_DEPTH:
+        return Text(fold(text))
+    based = _based(text)
+    if based is not None:
+        return based
+    head, unit = split_unit(text)
+    if unit is not None and number(head) is not None:
+        return Quantity(Atom(head), unit)
+    structured = _structured(text, depth)
+    if structured is not None:
+        return structured
+    percent = _PERCENT.fullmatch(text)
+    if percent and percent[1]:
+        return Quantity(read(percent[1], depth + 1), "%")
+    if is_words(text):
+        return Text(fold(text))
+    if unit is not None and head and head != text:
+        return Quantity(read(head, depth + 1), unit)
+    inner = _WORDS.fullmatch(text)
+    if inner:
+        return read(inner[1], depth + 1)
+    return Atom(text)
+
+
+def _structured(text: str, depth: int) -> Shape | None:
+    member = _MEMBER.match(text)
+    if member:
+        text = text[member.end() :]
+    if number(text) is not None:
+        return Atom(text)
+    matrix = _MATRIX.fullmatch(text)
+    if matrix and "\\begin" not in matrix[2]:
+        rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", matrix[2]) if row.strip()]
+        cells = [tuple(read(cell, depth + 1) for cell in row.split("&")) for row in rows]
+        return Matrix(tuple(cells))
+    items = split(_AND.sub(", ", text), (",", ";"))
+    if len(items) > 1:
+        parts = [part for item in items if item.strip() for part in plus_minus(item)]
+        return Group("", "", tuple(read(part, depth + 1) for part in parts))
+    parts = split(text, ("\\cup",))
+    if len(parts) > 1:
+        return Union(tuple(read(part, depth + 1) for part in parts))
+    relation = _relation(text)
+    if relation is not None:
+        return relation
+    delimited = _delimited(text, depth)
+    signed = plus_minus(text)
+    if delimited is None and len(signed) > 1:
+        return Group("", "", tuple(read(part, depth + 1) for part in signed))
+    return delimited
+
+
+def _delimited(text: str, depth: int) -> Shape | None:
+    """A tuple, interval or set; brackets around a single item are dropped."""
+    tokens = _TOKEN.findall(text)
+    if len(tokens) < 3 or tokens[0] not in _OPENERS or tokens[-1] not in (*_OPENERS.values(),):
+        return None
+    if not _closes_at_end(tokens):
+        return None
+    opening, closing = tokens[0], tokens[-1]
+    if (opening == "\\{") != (closing == "\\}"):
+        return None
+    inner = "".join(tokens[1:-1]).strip()
+    items = split(_AND.sub(", ", inner) if opening == "\\{" else inner, (",", ";"))
+    if opening == "\\{":
+        parts = [part for item in items for part in plus_minus(item)]
+        return Group("{", "}", tuple(read(part, depth + 1) for part in parts if part.strip()))
+    if len(items) == 1:
+        return read(inner, depth + 1) if (opening, closing) in (("(", ")"), ("[", "]")) else None
+    opening, closing = opening.replace("\\langle", "("), closing.replace("\\rangle", ")")
+    return Group(opening, closing, tuple(read(item, depth + 1) for item in items))
+
+
+def _closes_at_end(tokens: list[str]) -> bool:
+    depth = 0
+    for place, token in enumerate(tokens):
+        if token in _OPENERS or token == "{":
+            depth += 1
+        elif token in _OPENERS.values() or token == "}":
+            depth -= 1
+            if depth == 0 and place < len(tokens) - 1:
+                return False
+    return depth == 0
+
+
+def split(text: str, separators: tuple[str, ...]) -> list[str]:
+    """Cut at separators that stand outside every bracket."""
+    pieces, current, depth = [], "", 0
+    for token in _TOKEN.findall(text):
+        if token in _OPENERS or token == "{":
+            depth += 1
+        elif token in _OPENERS.values() or token == "}":
+            depth -= 1
+        if depth == 0 and token in separators:
+            pieces.append(current.strip())
+            current = ""
+        else:
+            current += token
+    return [*pieces, current.strip()]
+
+
+def plus_minus(text: str) -> list[str]:
+    r"""Both readings of an item with `\pm` (and `\mp`), or the item itself."""
+    if "\\pm" not in text and "\\mp" not in text:
+        return [text]
+    upper = re.sub(r"\\pm(?![a-zA-Z])", "+", re.sub(r"\\mp(?![a-zA-Z])", "-", text))
+    lower = re.sub(r"\\pm(?![a-zA-Z])", "-", re.sub(r"\\mp(?![a-zA-Z])", "+", text))
+    return [upper, lower]
+
+
+def is_words(text: str) -> bool:
+    r"""True for `\text{...}` around words (also with a bracketed letter), and for bare words."""
+    bare = _WORDS.sub(lambda m: m[1], text)
+    if re.search(r"[\\^_=+*/{}<>]", bare):
+        return False
+    letters = re.findall(r"[^\W\d_]+", bare)
+    if not letters or (re.search(r"\d", bare) and not re.match(r"\W*[^\W\d_]{3,}", bare)):
+        return False
+    wrapped = bare != text and _WORDS.sub("", text).strip(" ().,!") == ""
+    return wrapped or max(map(len, letters)) >= 3
+
+
+def fold(text: str) -> str:
+    """Words without case, blanks, punctuation and text commands.
+
+    Digits and mathematical signs stay.
+    """
+    bare = re.sub(r"\\(?:text|mathrm) ?", "", text)
+    return re.sub(r"[\s{}();:!?'\"$~]|[.,](?!\d)|(?<!\d)[.,]|\\(?=[ ,;:!])", "", bare).casefold()
+
+
+def _relation(text: str) -> Relation | None:
+    sides: list[str] = []
+    signs: list[str] = []
+    current, depth = "", 0
+    for token in _TOKEN.findall(text):
+        depth += (token in _OPENERS or token == "{") - (token in _OPENERS.values() or token == "}")
+        sign = _RELATIONS.get(token) if depth == 0 else None
+        if sign is None:
+            current += token
+            continue
+        if sign == "=" and not current.strip() and signs and signs[-1] in "<>":
+            signs[-1] += "="
+            continue
+        sides.append(current.strip())
+        signs.append(sign)
+        current = ""
+    sides.append(current.strip())
+    if not signs or not all(sides):
+        return None
+    return Relation(tuple(sides), tuple(signs))
+
+
+def _based(text: str) -> Based | None:
+    match = _BASED.fullmatch(text)
+    if match is not None:
+        digits, base = match[1], match[2] or match[3]
+    else:
+        match = _BASE_WORDS.fullmatch(text)
+        if match is None:
+            return None
+        digits, base = match[1], match[2]
+    value = int(base) if base.isdigit() else _NUMERALS.index(base) if base in _NUMERALS else 0
+    if not 2 <= value <= 36 or not any(char.isdigit() for char in digits):
+        return None
+    if not all(int(char, 36) < value for char in digits):
+        return None
+    return Based(digits.upper().lstrip("0") or "0", value)

@@ -1,0 +1,179 @@
+"""Graders for short text answers: exact, normalised, contains, number, choice, regex."""
+
+import re
+import string
+import time
+import unicodedata
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import regex  # type: ignore[import-untyped]
+
+from components.grading.verdict import Verdict
+from pipeline.spec import SpecError, require
+
+REGEX_SECONDS = 2.0  # of processor time, so that the wall clock stays under 5 s beside other work
+MAX_LENGTH = 100_000  # characters of a prediction that are looked at
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans(
+    {char: " " for char in string.punctuation + "\u2018\u2019\u201c\u201d\u2013\u2014"}
+)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+\u2212]?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+|\d+)?(\.\d+)?(?:/(\d+))?(?!\w)"
+)
+_SAID = re.compile(r"(?:answer|option|choice)\s*(?:is|:)?\s*[:*]*\s*\(?\s*([A-Z])\b", re.IGNORECASE)
+_BOXED_LETTER = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*\(?([A-Z])\)?\s*\}")
+_LEADING = re.compile(r"\s*\(?\**([A-Z])\**(?:[).:]|\s*$|\s*\n)")
+
+Grader = Callable[[str, str], tuple[bool, str]]
+
+
+def grade(name: str, gold: str, pred: str, choices: Sequence[str] = ()) -> Verdict:
+    """Compare by the grader called `name`.
+
+    `choices` are the texts behind the letters of grader `choice`.
+    """
+    begun = time.monotonic()
+    pred = pred[:MAX_LENGTH]
+    if not pred.strip():
+        equal, reason = False, "no answer"
+    elif name == "choice":
+        equal, reason = choice(gold, pred, choices)
+    else:
+        equal, reason = GRADERS[name](gold, pred)
+    return Verdict(equal, reason, time.monotonic() - begun)
+
+
+def answer_pattern(text: str | None) -> "regex.Pattern[str] | None":
+    """`task.answer_pattern` compiled. Raises SpecError unless it has one group, the answer."""
+    if text is None:
+        return None
+    try:
+        pattern = regex.compile(text, regex.MULTILINE)
+    except regex.error as error:
+        rule = f"task.answer_pattern must be a regular expression, {error}"
+        raise SpecError(f"{rule}: got {text!r}") from error
+    require(pattern.groups == 1, "task.answer_pattern", "have one group, the answer", text)
+    return pattern
+
+
+def normal(text: str) -> str:
+    """Case folded, accents and punctuation gone, no articles, single blanks."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    words = _ARTICLES.sub(" ", plain.casefold().translate(_PUNCTUATION))
+    return " ".join(words.split())
+
+
+def exact(gold: str, pred: str) -> tuple[bool, str]:
+    """The same characters, outer blanks aside."""
+    equal = gold.strip() == pred.strip()
+    return equal, "same text" if equal else "different text"
+
+
+def normalised(gold: str, pred: str) -> tuple[bool, str]:
+    """The same words after `normal`; marks alone are compared as they are."""
+    ours, theirs = normal(gold), normal(pred)
+    if not ours:
+        return exact(gold, pred)
+    return ours == theirs, "same words" if ours == theirs else "different words"
+
+
+def contains(gold: str, pred: str) -> tuple[bool, str]:
+    """The gold words stand next to each other, as whole words, in the prediction."""
+    ours, theirs = normal(gold), normal(pred)
+    if not ours:
+        return gold.strip() in pred, "looked for the characters"
+    inside = f" {ours} " in f" {theirs} "
+    return inside, "found" if inside else "not found"
+
+
+def number(gold: str, pred: str) -> tuple[bool, str]:
+    """The last number of the prediction equals the gold number exactly."""
+    wanted, given = last_number(gold), last_number(pred)
+    if wanted is None:
+        return False, "the gold holds no number"
+    if given is None:
+        return False, "no number in the prediction"
+    return given == wanted, f"{given} against {wanted}" if given != wanted else "equal numbers"
+
+
+def pattern(gold: str, pred: str) -> tuple[bool, str]:
+    """The gold, a regular expression, matches somewhere in the prediction (with a time limit)."""
+    try:
+        found = regex.search(gold, pred, timeout=REGEX_SECONDS)
+    except TimeoutError:
+        return False, f"the pattern took longer than {REGEX_SECONDS:g} s"
+    return found is not None, "matches" if found else "no match"
+
+
+def choice(gold: str, pred: str, choices: Sequence[str] = ()) -> tuple[bool, str]:
+    """The letter that the prediction settles on is the gold's.
+
+    A gold text or index (from 0) becomes its letter.
+    """
+    wanted = letter_of(gold, choices)
+    given = chosen_letter(pred, choices)
+    if given is None:
+        return False, "no choice in the prediction"
+    return given == wanted, f"{given} against {wanted}" if given != wanted else "same choice"
+
+
+def letter_of(gold: str, choices: Sequence[str]) -> str:
+    """A, B, C ... for a gold that is a letter, an index or the text of a choice."""
+    bare = gold.strip().strip("().")
+    texts = [normal(text) for text in choices]
+    if choices and normal(gold) in texts:
+        return string.ascii_uppercase[texts.index(normal(gold))]
+    if bare.isdigit() and int(bare) < max(len(choices), 1):
+        return string.ascii_uppercase[int(bare)]
+    return bare.upper()
+
+
+def chosen_letter(pred: str, choices: Sequence[str]) -> str | None:
+    """The choice a prediction settles on.
+
+    Boxed, leading, said last, or the only choice text it repeats.
+    """
+    boxed = _BOXED_LETTER.findall(pred)
+    if boxed:
+        return str(boxed[-1])
+    leading = _LEADING.match(pred)
+    if leading:
+        return leading[1]
+    bare = re.fullmatch(r"\s*([a-z])[).]?\s*", pred)
+    if bare:
+        return bare[1].upper()
+    said = _SAID.findall(pred)
+    if said:
+        return str(said[-1]).upper()
+    named = [index for index, text in enumerate(choices) if contains(text, pred)[0]]
+    return string.ascii_uppercase[named[0]] if len(named) == 1 else None
+
+
+def last_number(text: str) -> Fraction | None:
+    """The last number written in digits.
+
+    Separators, decimals and simple fractions are understood.
+    """
+    found = None
+    for match in _NUMBER.finditer(text):
+        whole, part, below = match.groups()
+        if whole is None and part is None:
+            continue
+        value = Fraction((whole or "0").replace(",", "") + (part or ""))
+        if below is not None:
+            if int(below) == 0:
+                continue
+            value /= int(below)
+        found = -value if match[0][0] in "-\u2212" else value
+    return found
+
+
+GRADERS: dict[str, Grader] = {
+    "exact": exact,
+    "normalised": normalised,
+    "contains": contains,
+    "number": number,
+    "regex": pattern,
+    "choice": choice,
+}

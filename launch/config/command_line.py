@@ -1,0 +1,153 @@
+"""How commands read their line and end: what a person got wrong is one sentence and status 2."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
+
+from pipeline.protocols import BackendLostError
+from pipeline.spec import SpecError
+from pipeline.store.files import StoreError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+INTERRUPTED = 130
+REFUSALS = (SpecError, StoreError, BackendLostError, HydraException, OmegaConfBaseException)
+REFUSED = 2
+TRACEBACKS = "HYDRA_FULL_ERROR"  # Hydra hands exceptions on where it is 1, else it prints them
+FLAGS = ("-h", "--help", "-m", "--multirun")
+KEYS = ("run", "backfill", "hydra")  # of a config, beside the groups
+
+
+def ended(work: Callable[[], int | None]) -> int:
+    """The status of `work`; 2 where it was refused or a file failed, with the reason printed."""
+    try:
+        return work() or 0
+    except (*REFUSALS, OSError) as error:
+        print(f"error: {sentence(error)}", file=sys.stderr)
+        return REFUSED
+
+
+def run_application(application: Callable[[], None]) -> int:
+    """Run a Hydra application as a command. With HYDRA_FULL_ERROR=1 tracebacks are shown."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    wanted = os.environ.get(TRACEBACKS) == "1"
+    os.environ[TRACEBACKS] = "1"
+
+    def work() -> None:
+        sys.argv[1:] = arguments(sys.argv[1:])
+        application()
+
+    try:
+        if wanted:
+            work()
+            return 0
+        return ended(work)
+    except KeyboardInterrupt:  # before or after the run, which ends by itself
+        return INTERRUPTED
+
+
+def arguments(given: Sequence[str]) -> list[str]:
+    """The command line as Hydra takes it.
+
+    Its flags stand before the overrides, wherever they were typed; `--help` needs a task to show.
+
+    Raises:
+        SpecError: a word that begins with no key there is, or a group set to null.
+    """
+    check_names(given)
+    check_choices(given)
+    flags = [word for word in given if word in FLAGS]
+    rest = [word for word in given if word not in FLAGS]
+    asked = any(flag in ("-h", "--help") for flag in flags)
+    shown = [] if any(word.startswith("task=") for word in rest) or not asked else ["task=math"]
+    return [*flags, *rest, *shown]
+
+
+def check_names(words: Sequence[str]) -> None:
+    """Refuse a key that begins like none there is: Hydra may blame another one first.
+
+    Groups of other folders (a search path, a config folder) are not known here: then nothing is.
+    """
+    if any("searchpath" in word or word.startswith(("--config", "-c")) for word in words):
+        return
+    known = [*_groups(), *KEYS]
+    for word in words:
+        name, equals, _ = word.lstrip("+~").partition("=")
+        first = re.split(r"[@./]", name)[0]
+        if equals and not word.startswith("-") and first not in known:
+            raise SpecError(f"{word}: there is no {first}; {_meant(first, known)}")
+
+
+def check_choices(words: Iterable[str]) -> None:
+    """Refuse a group set to null, which Hydra answers with a traceback."""
+    for word in words:
+        name, _, value = word.partition("=")
+        if value == "null" and name in _groups():
+            raise SpecError(_choice(name, value))
+        if value == "null" and name in (*KEYS, "hydra.launcher"):
+            raise SpecError(f"{name} must be left out, or keys of it set one by one, got null")
+
+
+def _groups() -> list[str]:
+    return [path.name for path in CONF.iterdir() if path.is_dir()]
+
+
+def sentence(error: BaseException) -> str:
+    """Why it was refused: the key, the rule, the value."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        return _of_key(cause)
+    if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return _choice(group, name, error.options)
+    if isinstance(error, OverrideParseException):
+        first = str(error).splitlines()[-2]
+        return f"{error.override} must be key=value, such as task=math ({first})"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be read or written: {error.strerror}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Ambiguous value for argument "):
+        word = lines[0].removeprefix("Ambiguous value for argument ").strip("'")
+        key, _, values = word.partition("=")
+        return f"{word} holds several values: add -m to run each, or write '{key}=[{values}]'"
+    if lines and lines[0].startswith("You must specify '"):
+        group = lines[0].split("'")[1]
+        return f"{_choice(group, None)}; add {group}=NAME"
+    return " ".join(lines) if isinstance(error, HydraException) else str(error)
+
+
+def _of_key(error: OmegaConfBaseException) -> str:
+    key, said = str(error.full_key), str(error).splitlines()[0]
+    if isinstance(error, MissingMandatoryValue):
+        return f"{key} must be given: add {key}=VALUE"
+    if not isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return f"{key}: {said}"
+    last, parent = key.rpartition(".")[2], error.parent_node
+    if key.startswith("cue."):
+        return f"{key} is not there; a cue of your own is added as '+cue={{{last}: {{text: ...}}}}'"
+    names = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
+    return f"there is no {key}; {_meant(last, names)}"
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    close = get_close_matches(name, names, 1)
+    listed = ", ".join(sorted(names))
+    return f"did you mean {close[0]}? ({listed})" if close else f"there are {listed}"
+
+
+def _choice(group: str, name: str | None, options: Sequence[str] | None = None) -> str:
+    known = options or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    got = "nothing" if name is None else repr(name)
+    return f"{group} must be one of {', '.join(known)}, got {got}"

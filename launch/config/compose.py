@@ -1,0 +1,173 @@
+"""From Hydra's config to typed RunSpecs and live components.
+
+Past this door there is no DictConfig.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pkgutil import resolve_name
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.config import cluster
+from launch.config.command_line import CONF, check_choices, check_names, sentence
+from pipeline.protocols import Backend, Task
+from pipeline.run.point import Point, prepare
+from pipeline.spec import RunSpec, SpecError, require
+
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+    Mapping: "a mapping",
+    dict: "a mapping",
+    Sequence: "a list",
+    list: "a list",
+}
+PLAIN: dict[Any, tuple[type, ...]] = {Mapping: (dict,), Sequence: (list,), float: (float, int)}
+HANDED_OVER = ("model", "quantization", "cache_dir")  # what launch gives every backend itself
+
+
+def register_schema() -> None:
+    """Make `run_spec` and the clusters' options known to Hydra; called before composition."""
+    cluster.register()
+    ConfigStore.instance().store(name="run_spec", node=RunSpec)
+
+
+def to_spec(config: DictConfig) -> RunSpec:
+    """The typed RunSpec of a composed config.
+
+    Raises:
+        SpecError: names the key of anything that does not fit.
+    """
+    try:
+        spec = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise SpecError(sentence(error)) from error
+    except AttributeError as error:  # a slotted dataclass refuses a key that was forced with +
+        raise SpecError(f"a key that the schema does not have was added: {error}") from error
+    assert isinstance(spec, RunSpec)
+    for group in ("task", "backend", "quantization"):
+        check_component(group, getattr(spec, group))
+    if spec.tracking:
+        check_component("tracking", spec.tracking)
+    return spec
+
+
+def check_component(group: str, node: dict[str, Any]) -> None:
+    """Bind a node's keys to its `_target_` constructor, without calling it."""
+    if "_target_" not in node:
+        raise SpecError(f"{group}._target_ must name the component's class, got {sorted(node)}")
+    target = _class(group, node["_target_"])
+    handed = HANDED_OVER if group == "backend" else ()
+    allowed = {k: v for k, v in inspect.signature(target).parameters.items() if k not in handed}
+    for key, value in node.items():
+        if key.startswith("_"):
+            continue
+        if key not in allowed:
+            own = sorted(allowed)
+            raise SpecError(f"{group}.{key} is not a setting of {node['_target_']}; it has {own}")
+        _check_kind(f"{group}.{key}", value, allowed[key].annotation)
+        if isinstance(value, dict) and "_target_" in value:
+            check_component(f"{group}.{key}", value)
+
+
+def _class(group: str, name: object) -> type:
+    rule = "name a class that can be imported"
+    module, _, last = str(name).rpartition(".")
+    try:  # not Hydra's get_class, which prints a line of its own besides
+        found = resolve_name(f"{module}:{last}")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(f"{group}._target_ must {rule}, got {name!r} ({error})") from error
+    require(isinstance(found, type), f"{group}._target_", rule, name)
+    made: type = found
+    return made
+
+
+def _check_kind(key: str, value: object, annotation: Any) -> None:
+    """Refuse a value that is not of a plain annotated type; other annotations say nothing here."""
+    named = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kinds = [get_origin(kind) or kind for kind in named]
+    if not all(kind in KINDS for kind in kinds):
+        return
+    fits = any(type(value) in PLAIN.get(kind, (kind,)) for kind in kinds)
+    require(fits, key, f"be {' or '.join(KINDS[kind] for kind in kinds)}", value)
+
+
+def build(group: str, node: dict[str, Any], **handed: Any) -> Any:
+    """Make the component that a node names, its nested nodes first."""
+    try:
+        return instantiate(node, _convert_="all", _partial_=True)(**handed)
+    except SpecError:
+        raise
+    except (InstantiationException, TypeError, ValueError) as error:
+        if isinstance(error.__cause__, SpecError):  # of a nested component
+            raise error.__cause__ from error
+        raise SpecError(f"{group} ({node['_target_']}): {error}") from error
+
+
+def compose_task(overrides: Sequence[str]) -> Task:
+    """The task of a command line such as `task=math task.grading_seconds=2`. Raises SpecError."""
+    register_schema()
+    check_names(overrides)
+    check_choices(overrides)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            node = OmegaConf.to_container(compose("config", list(overrides)).task, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SpecError(sentence(error)) from error
+    assert isinstance(node, dict)
+    settings = {str(key): value for key, value in node.items()}
+    check_component("task", settings)
+    task: Task = build("task", settings)
+    return task
+
+
+def build_backend(spec: RunSpec) -> Backend:
+    """The backend, not yet entered."""
+    quantization = build("quantization", spec.quantization)
+    backend: Backend = build(
+        "backend",
+        spec.backend,
+        model=spec.model,
+        quantization=quantization,
+        cache_dir=spec.run.cache_dir,
+    )
+    return backend
+
+
+def build_point(
+    spec: RunSpec,
+    backend: Backend,
+    overrides: Sequence[str],
+    choices: dict[str, Any],
+    task: Task | None = None,
+) -> Point:
+    """The point of a spec, with where each sampling value came from; `task` if it is built."""
+    point = prepare(spec, task or build("task", spec.task), backend)
+    point.overrides = list(overrides)
+    point.sources = sampling_sources(spec, overrides, choices)
+    return point
+
+
+def sampling_sources(
+    spec: RunSpec, overrides: Sequence[str], choices: dict[str, Any]
+) -> dict[str, str]:
+    """Where each sampling value came from: command line, experiment or sampling option."""
+    typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    given = f"experiment={choices['experiment']}, " if choices.get("experiment") else ""
+    sources = {}
+    for name in asdict(spec.sampling):
+        on_line = f"sampling.{name}" in typed
+        sources[name] = "command line" if on_line else f"{given}sampling={choices.get('sampling')}"
+    return sources

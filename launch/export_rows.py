@@ -1,0 +1,274 @@
+"""Finished rows in other formats: `python launch/export_rows.py outputs/demo to=csv out=rows.csv`.
+
+`to` is parquet, csv, jsonl or hf (a folder for `datasets.load_from_disk`). `schema` is `rows`
+(every column, passes as pass1.entropy and so on; arrays=false leaves lists of numbers out), or what
+the fine-tuner's inferencer wrote: `inferencer` as its code does (system_prompt, user_prompt,
+assistant_response, ground_truth), `inferencer_documented` as its documentation says (question,
+predicted_answer, ground_truth, metadata). `pass` chooses the pass of these two, pass1 by default.
+"""
+
+import argparse
+import csv
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.config.command_line import ended
+from launch.config.compose import build, check_component
+from launch.rows.regrade import ROWS_OWN, Graders
+from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat
+from pipeline.analysis.row_files import RowFile, find
+from pipeline.analysis.table import Table, load
+from pipeline.backfill.stored_rows import example_of
+from pipeline.protocols import Message, Task
+from pipeline.run.session import SAMPLING_COLUMNS
+from pipeline.spec import SpecError
+from pipeline.store.files import Row, encode, write_atomically
+from pipeline.store.run_record import read_record
+
+SETTINGS = {"to": "parquet", "out": "", "schema": "rows", "pass": "pass1", "arrays": "true"}
+CAPS = ("think_cap", "answer_cap", "max_new_tokens")
+ROWS_AT_ONCE = 500
+Rows = Callable[[], Iterator[Row]]
+
+
+def main(line: Sequence[str] | None = None) -> int:
+    """Write one file or folder; status 2 with one sentence when something is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "given", nargs="+", help="runs or row files, to=, out=, schema=, pass=, arrays="
+    )
+    roots, settings = split(parser.parse_args(line).given)
+    return ended(lambda: export(roots, settings))
+
+
+def split(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Paths, and settings with their defaults. A path that holds = is one if it exists."""
+    settings, roots = dict(SETTINGS), []
+    for item in given:
+        name, equals, value = item.partition("=")
+        if equals and name in SETTINGS and not Path(item).exists():
+            settings[name] = value
+        else:
+            roots.append(item)
+    return roots, settings
+
+
+def export(roots: Sequence[str], settings: dict[str, str]) -> None:
+    """Write what the settings say, and tell the number of rows."""
+    check(settings)
+    table = load(find(roots)).with_rows()
+    names = sorted(table.passes["pass"].astype(str).unique())
+    if settings["pass"] not in names:
+        raise SpecError(f"pass must be one of {', '.join(names)}, got {settings['pass']!r}")
+    make = SCHEMAS[settings["schema"]](table, settings)
+
+    def rows() -> Iterator[Row]:
+        for index, stored in table.stream():
+            yield from make(index, stored)
+
+    count = WRITERS[settings["to"]](rows, Path(settings["out"]))
+    print(f"{count} rows in {settings['out']}")
+
+
+def check(settings: dict[str, str]) -> None:
+    """Refuse values that there are not."""
+    choices = {"to": list(WRITERS), "schema": list(SCHEMAS), "arrays": ["true", "false"]}
+    for name, allowed in choices.items():
+        if settings[name] not in allowed:
+            raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {settings[name]!r}")
+    if not settings["out"]:
+        raise SpecError("out must name the file (for to=hf the folder) to write, got nothing")
+
+
+Make = Callable[[Any, Row], Iterable[Row]]
+
+
+def whole_rows(table: Table, settings: dict[str, str]) -> Make:
+    """Every column; the run's name in front."""
+    arrays = settings["arrays"] == "true"
+    runs = table.rows["run"].astype(str)
+
+    def make(index: Any, row: Row) -> Iterable[Row]:
+        columns = {"run": runs[index]} | flat(row)
+        yield columns if arrays else {k: v for k, v in columns.items() if not _is_numbers(v)}
+
+    return make
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, int | float) for item in value)
+
+
+def as_written(table: Table, settings: dict[str, str]) -> Make:
+    """The keys that the inferencer's code writes."""
+    prompts = Prompts(table)
+
+    def make(index: Any, row: Row) -> Iterable[Row]:
+        fields = _pass(row, settings["pass"])
+        if fields is not None:
+            system, user = prompts.of(index, row)
+            yield {
+                "system_prompt": system,
+                "user_prompt": user,
+                "assistant_response": fields.get("output"),
+                "ground_truth": _text(row.get("gold_answer")),
+            }
+
+    return make
+
+
+def as_documented(table: Table, settings: dict[str, str]) -> Make:
+    """The keys that the inferencer's documentation promises."""
+
+    def make(index: Any, row: Row) -> Iterable[Row]:
+        fields = _pass(row, settings["pass"])
+        if fields is not None:
+            yield {
+                "question": row.get("problem"),
+                "predicted_answer": fields.get("pred_answer"),
+                "ground_truth": _text(row.get("gold_answer")),
+                "metadata": {
+                    "model_id": row.get("model"),
+                    "inference_time": fields.get("seconds"),
+                    "token_count": fields.get("tokens_total"),
+                    "generation_config": {
+                        n: row.get(n) for n in (*SAMPLING_COLUMNS, *CAPS, "seed")
+                    },
+                },
+            }
+
+    return make
+
+
+def _pass(row: Row, name: str) -> dict[str, Any] | None:
+    fields = row.get(name)
+    return fields if isinstance(fields, dict) and fields else None
+
+
+def _text(value: Any) -> str | None:
+    return (
+        value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    )
+
+
+class Prompts:
+    """The messages of rows: by the task of their run's record, else by that of conf/task."""
+
+    def __init__(self, table: Table) -> None:
+        """Nothing is read before the first row."""
+        self._table = table
+        self._by_file: dict[int, Task | None] = {}
+        self._named = Graders(ROWS_OWN)
+
+    def of(self, index: Any, row: Row) -> tuple[str | None, str]:
+        """System prompt (None without one) and the last user message of pass 1."""
+        number = int(self._table.rows.at[index, "file"])
+        if number not in self._by_file:
+            self._by_file[number] = recorded_task(self._table.files[number])
+        task = self._by_file[number] or self._named.of(row)
+        messages = task.prompt(example_of(row)).messages
+        said = {message.role: _content(message) for message in messages}
+        return said.get("system"), said.get("user", "")
+
+
+def recorded_task(file: RowFile) -> Task | None:
+    """The task as `run.json` beside the rows has it."""
+    record = file.path.parent / "run.json"
+    if not record.exists():
+        return None
+    settings = read_record(record, "spec")["spec"]["task"]
+    check_component("task", settings)
+    task: Task = build("task", settings)
+    return task
+
+
+def _content(message: Message) -> str:
+    return "".join(piece if isinstance(piece, str) else piece.text for piece in message.content)
+
+
+def to_jsonl(rows: Rows, out: Path) -> int:
+    """One object a line."""
+    count = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal count
+        for row in rows():
+            count += 1
+            yield encode(row)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, lines())
+    return count
+
+
+def to_csv(rows: Rows, out: Path) -> int:
+    """Lists and objects as JSON."""
+    names = list(column_kinds(rows()))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with out.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        for count, row in enumerate(rows(), start=1):  # noqa: B007
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+    return count
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+
+
+def to_parquet(rows: Rows, out: Path) -> int:
+    """Columns typed over all rows; what has no one type is JSON."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kinds = column_kinds(rows())
+    schema = pa.schema([(name, _arrow(kind)) for name, kind in kinds.items()])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with parquet.ParquetWriter(out, schema, compression="zstd") as writer:
+        for batch in batches(rows(), ROWS_AT_ONCE):
+            fit = [fitted(row, kinds) for row in batch]
+            writer.write_table(pa.Table.from_pylist(fit, schema=schema))
+            count += len(batch)
+    return count
+
+
+def _arrow(kind: Kind) -> Any:
+    import pyarrow as pa
+
+    plain = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
+    if kind.startswith("list"):
+        return pa.list_(plain.get(kind.removeprefix("list").strip(), pa.string()))
+    return plain.get(kind, pa.string())
+
+
+def to_hf(rows: Rows, out: Path) -> int:
+    """A folder that `datasets.load_from_disk` reads."""
+    from datasets import Dataset
+
+    if out.exists():
+        raise SpecError(f"out must name a folder that does not exist yet, got {str(out)!r}")
+    with tempfile.TemporaryDirectory() as scratch:
+        parquet = Path(scratch) / "rows.parquet"
+        count = to_parquet(rows, parquet)
+        Dataset.from_parquet(str(parquet), cache_dir=scratch).save_to_disk(str(out))
+    return count
+
+
+WRITERS = {"parquet": to_parquet, "csv": to_csv, "jsonl": to_jsonl, "hf": to_hf}
+SCHEMAS = {
+    "rows": whole_rows,
+    "inferencer": as_written,
+    "inferencer_documented": as_documented,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Tells a tracker about points without ever standing in a run's way."""
+
+import csv
+import logging
+import math
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from launch.config.compose import build
+from launch.reporting.runs import flat
+from pipeline.analysis import summary
+from pipeline.analysis.row_files import find
+from pipeline.analysis.table import Table, load
+from pipeline.protocols import Tracker
+from pipeline.run.point import Point
+from pipeline.run.session import Session
+from pipeline.spec import SpecError
+from pipeline.store.rows import parts_of
+
+PATIENCE = 60.0  # seconds that the end of a run waits for its tracker
+IN_A_HURRY = 5.0  # the same for a run that a signal ends
+log = logging.getLogger(__name__)
+
+
+class Tracking:
+    """One point's tracker, in a thread of its own: one that hangs or fails costs a warning."""
+
+    def __init__(self, tracker: Tracker, point: Point) -> None:
+        """Tell of the point's parameters."""
+        self.tracker, self.point = tracker, point
+        self.lost = False
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+        self._thread.start()
+        params = {k: v for k, v in flat(asdict(point.spec)).items() if v is not None}
+        tags = {"fingerprint": point.fingerprint, "folder": str(point.folder)}
+        name = point.folder.parent.name or point.folder.name
+        self._calls.put(lambda: tracker.start(name, params, tags))
+
+    def end(self, session: Session) -> None:
+        """Tell of the metrics, the summary and the report; wait as long as patience lasts.
+
+        A run that was interrupted may be killed soon, and will go on: it only ends.
+        """
+        if session.status == "interrupted":
+            self.close(session.status, IN_A_HURRY)
+            return
+        files = [p for p in (self.point.rows_path, *parts_of(self.point.rows_path)) if p.exists()]
+        with tempfile.TemporaryDirectory() as scratch:
+            if files:
+                table, folder = load(find(files), workers=1), Path(scratch)
+                metrics = metrics_of(table)
+                self._calls.put(lambda: self.tracker.log(metrics, self.point.step))
+                for path in self._artifacts(table, folder):
+                    self._calls.put(lambda path=path: self.tracker.attach(path))  # type: ignore[misc]
+            self.close(session.status, PATIENCE)
+
+    def _artifacts(self, table: Table, folder: Path) -> Iterator[Path]:
+        for name, frame in {"steps": summary.steps(table), "passes": summary.passes(table)}.items():
+            frame.to_csv(folder / f"{name}.csv", index=False, quoting=csv.QUOTE_MINIMAL)
+            yield folder / f"{name}.csv"
+        if self.tracker.report:
+            from launch.reporting.page_file import write_report
+
+            try:
+                write_report(folder / "report.html", [str(file.path) for file in table.files])
+            except SpecError as error:
+                log.warning("the report is not among the artifacts: %s", error)
+            else:
+                yield folder / "report.html"
+
+    def close(self, status: str, patience: float) -> None:
+        """End the tracker's run; wait for it as long as `patience` says."""
+        self._calls.put(lambda: self.tracker.finish(status))
+        self._calls.put(None)
+        self._thread.join(patience)
+        if self._thread.is_alive():
+            self._lose(f"it did not answer for {patience:g} seconds")
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if self.lost:
+                continue
+            try:
+                call()
+            except Exception as error:  # whatever a tracker raises, the run goes on
+                self._lose(f"{type(error).__name__}: {error}")
+
+    def _lose(self, why: str) -> None:
+        if not self.lost:
+            self.lost = True
+            name = type(self.tracker).__name__
+            log.warning("tracking by %s is lost, the run is not: %s", name, why)
+
+
+def metrics_of(table: Table) -> dict[str, float]:
+    """The means of every pass, such as `pass1/accuracy`."""
+    found: dict[str, float] = {}
+    for line in summary.passes(table, by=("pass",)).to_dict("records"):
+        name = line.pop("pass")
+        values = {f"{name}/{column}": float(value) for column, value in line.items()}
+        found |= {key: value for key, value in values.items() if math.isfinite(value)}
+    return found
+
+
+@contextmanager
+def tracked(points: Sequence[Point]) -> Iterator[Callable[[Sequence[Session]], None]]:
+    """Trackers of points. Call what it gives with the sessions when they have ended.
+
+    Raises:
+        SpecError: a tracker's library is missing, or a setting is wrong.
+    """
+    nodes = [(point, point.spec.tracking) for point in points if point.spec.tracking]
+    built: list[tuple[Point, Tracker]] = [(p, build("tracking", node)) for p, node in nodes]
+    open_ = {id(point): Tracking(tracker, point) for point, tracker in built}
+
+    def end(sessions: Sequence[Session]) -> None:
+        for session in sessions:
+            tracking = open_.pop(id(session.point), None)
+            if tracking is not None:
+                tracking.end(session)
+
+    try:
+        yield end
+    finally:
+        for tracking in open_.values():
+            tracking.close("failed", IN_A_HURRY)

@@ -1,0 +1,184 @@
+"""The points of a sweep: composed once, made ready without loading a model, counted."""
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.config.command_line import check_choices, sentence
+from launch.config.compose import build, build_backend, build_point, to_spec
+from pipeline.protocols import Backend, Task
+from pipeline.run.point import Point
+from pipeline.spec import RunSpec, SpecError, digest
+from pipeline.store.rows import key_of, read_rows
+from pipeline.store.run_record import attempts_of, read_record
+
+SLICE: tuple[str, ...] = (
+    "seed",
+    "split",
+    "start",
+    "limit",
+    "from_end",
+    "shuffle_seed",
+    "ids",
+    "phases",
+)
+SLICE += ("second_pass_sample",)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A composed point, before its data and its model's identity are known. It travels to jobs."""
+
+    spec: RunSpec
+    overrides: list[str]
+    choices: dict[str, Any]
+    config: Any  # the composed config as plain data, interpolations kept
+
+    @property
+    def config_text(self) -> str:
+        """The composed config as YAML."""
+        return OmegaConf.to_yaml(OmegaConf.create(self.config))
+
+    @property
+    def load_key(self) -> str:
+        """Points with the same one can share a loaded model."""
+        return digest([asdict(self.spec.model), self.spec.backend, self.spec.quantization])
+
+
+class Composer:
+    """Composes the points of a sweep as Hydra would, plain values without composing anew."""
+
+    def __init__(self, context: HydraContext, config: DictConfig) -> None:
+        """Nothing is composed yet."""
+        self._loader, self._config = context.config_loader, config
+        self._parser = OverridesParser.create(config_loader=context.config_loader)
+        self._known: dict[str, Override] = {}
+        self._groups: dict[str, bool] = {}
+        self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
+
+    def draft(self, overrides: Sequence[str]) -> Draft:
+        """The point of one list of overrides. Raises SpecError naming what does not fit."""
+        check_choices(overrides)
+        parsed = [self._parsed(override) for override in overrides]
+        plain = [o for o in parsed if self._is_plain(o)]
+        rest = tuple(o.input_line or "" for o in parsed if not self._is_plain(o))
+        try:
+            base, choices = self._base(rest)
+            config = copy.deepcopy(base)
+            for override in plain:
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            line = " ".join(overrides)
+            raise SpecError(f"the point {line} does not compose: {sentence(error)}") from error
+        return Draft(to_spec(config), list(overrides), choices, OmegaConf.to_container(config))
+
+    def _parsed(self, override: str) -> Override:
+        if override not in self._known:
+            (self._known[override],) = self._parser.parse_overrides([override])
+        return self._known[override]
+
+    def _is_plain(self, override: Override) -> bool:
+        """Whether it sets a value, rather than choosing an option, adding or removing a key."""
+        key = override.key_or_group
+        changes = not (override.is_add() or override.is_force_add() or override.is_delete())
+        if key not in self._groups:  # asking Hydra takes tens of milliseconds
+            self._groups[key] = bool(self._loader.get_group_options(key))
+        special = self._groups[key] or override.package is not None or key.startswith("hydra")
+        return changes and not special
+
+    def _base(self, overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
+        if overrides not in self._bases:
+            config = self._loader.load_sweep_config(self._config, list(overrides))
+            choices = dict(config.hydra.runtime.choices)
+            with open_dict(config):
+                del config["hydra"]
+            self._bases[overrides] = (config, choices)
+        return self._bases[overrides]
+
+
+@dataclass(slots=True)
+class Member:
+    """A point of a sweep: what is known of it before it runs."""
+
+    draft: Draft
+    point: Point | None = None  # None: its checkpoint is not there
+    problem: str = ""
+    missing: int = 0  # rows that are not there yet
+    job: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tells it from others, for tables."""
+        if self.point is None:
+            return " ".join(self.draft.overrides)
+        folder = self.point.folder
+        return f"{folder.parent.name}/{folder.name}"
+
+
+@dataclass(slots=True)
+class Builder:
+    """Makes drafts ready; points share tasks, and backends that are never entered."""
+
+    backends: dict[str, Backend] = field(default_factory=dict)
+    tasks: dict[str, Task] = field(default_factory=dict)
+
+    def member(self, draft: Draft) -> Member:
+        """The point of a draft with its rows counted. Raises SpecError, but for `run.missing`."""
+        try:
+            point = self._point(draft)
+        except SpecError as error:
+            gone = str(error).startswith(("model.step must", "model.checkpoints must name"))
+            if gone and draft.spec.run.missing != "fail":
+                return Member(draft, problem=str(error))
+            raise SpecError(f"{error} (the point {' '.join(draft.overrides)})") from error
+        return Member(draft, point, missing=missing_rows(point))
+
+    def _point(self, draft: Draft) -> Point:
+        key = draft.load_key
+        if key not in self.backends:
+            self.backends[key] = build_backend(draft.spec)
+        named = digest(draft.spec.task)
+        if named not in self.tasks:
+            self.tasks[named] = build("task", draft.spec.task)
+        about = (draft.overrides, draft.choices, self.tasks[named])
+        return build_point(draft.spec, self.backends[key], *about)
+
+
+def missing_rows(point: Point) -> int:
+    """How many rows of a point are not complete, by its files."""
+    if not (point.folder / "run.json").exists():
+        return len(point.canonical_order())
+    if _ended_whole(point):
+        return 0
+    rows = read_rows(point.rows_path)
+    complete = {key_of(row) for row in rows if point.is_complete(row)}
+    return len(set(point.canonical_order()) - complete)
+
+
+def _ended_whole(point: Point) -> bool:
+    """Whether the last attempt asked for exactly this and ended complete: no rows are read."""
+    record = read_record(point.folder / "run.json", "spec")
+    attempts = attempts_of(point.folder)
+    whole = bool(attempts) and attempts[-1]["status"] == "complete" and point.rows_path.exists()
+    whole = whole and count_lines(point.rows_path) >= len(point.canonical_order())
+    return whole and _asked(record["spec"]) == _asked(json.loads(json.dumps(asdict(point.spec))))
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a file, fast."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _asked(spec: dict[str, Any]) -> list[Any]:
+    return [spec["sampling"], spec["cue"], *(spec["run"][name] for name in SLICE)]

@@ -1,0 +1,240 @@
+"""A sweep from its overrides to its last row: compose, pack, plan or send, watch, table, status."""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+from rich.console import Console
+
+from launch.config.cluster import check
+from launch.config.command_line import INTERRUPTED
+from launch.config.compose import build_backend
+from launch.running.here import run_ready
+from launch.sweeps.job import Job
+from launch.sweeps.listing import write_listing
+from launch.sweeps.manifest import lines_of
+from launch.sweeps.packs import pack
+from launch.sweeps.plan import print_plan, split
+from launch.sweeps.point_table import print_points
+from launch.sweeps.points import Builder, Composer, Member, missing_rows
+from launch.sweeps.submit import QueueError, array_limit, submit
+from launch.sweeps.submitted_jobs import Flight, Watch, already_queued, note
+from pipeline.protocols import BackendLostError
+from pipeline.spec import SpecError, require
+from pipeline.store.files import StoreError
+
+MARK = "runs_points"
+
+
+def of_points(task_function: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]:
+    """Mark a Hydra application whose sweeps are points, for the launcher."""
+    setattr(task_function, MARK, True)
+    return task_function
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The points of a sweep and where they run."""
+
+    composer: Composer
+    folder: Path  # of the sweep itself, not of a point
+    options: dict[str, Any]
+    members: list[Member] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)  # a point's name: why
+    builder: Builder = field(default_factory=Builder)
+
+    def add(self, overrides: Sequence[str]) -> None:
+        """Compose a point and look at what it has. Raises SpecError."""
+        draft = self.composer.draft(overrides)
+        lines = lines_of(draft, overrides)
+        drafts = [draft] if lines is None else map(self.composer.draft, lines)
+        self.members += map(self.builder.member, drafts)
+
+    def packs(self) -> list[list[Member]]:
+        """The points that have something left to do and whose checkpoint is there, by job."""
+        left = [[m for m in pack_ if m.point and m.missing] for pack_ in pack(self.members)]
+        return [pack_ for pack_ in left if pack_]
+
+    def jobs(self, pack_: Sequence[Member]) -> list[Job]:
+        """The jobs of one pack: one, or as many as its shards need."""
+        drafts = [member.draft for member in pack_]
+        shards = drafts[0].spec.run.shards
+        tasks = self.tasks
+        require(
+            shards == 1 or shards % tasks == 0,
+            "run.shards",
+            f"be a multiple of the job's tasks, {tasks}",
+            shards,
+        )
+        count = math.ceil(shards / tasks) if shards > 1 else 1
+        return [Job(drafts, index * tasks, self.options["node_cache"]) for index in range(count)]
+
+    @property
+    def tasks(self) -> int:
+        """Processes in one job."""
+        return int(self.options["nodes"] * self.options["tasks_per_node"])
+
+
+def run_sweep(
+    context: HydraContext,
+    config: DictConfig,
+    points: Sequence[Sequence[str]],
+    options: dict[str, Any],
+) -> int:
+    """Run the points of a sweep. Returns the exit status: 0 only if every row is there.
+
+    Raises:
+        SpecError: a point or an option breaks a rule, or the queue cannot be asked.
+    """
+    check(options)
+    sweep = Sweep(Composer(context, config), Path(config.hydra.sweep.dir), options)
+    for overrides in points:
+        sweep.add(overrides)
+    try:
+        return _go(sweep)
+    except QueueError as error:
+        raise SpecError(f"the queue cannot be asked about the jobs: {error}") from error
+
+
+def _go(sweep: Sweep) -> int:
+    packs = sweep.packs()
+    if sweep.members[0].draft.spec.run.plan:
+        print_plan(sweep.members, packs, sweep.options, sum(len(sweep.jobs(p)) for p in packs))
+        return 0
+    write_listing(sweep.folder, sweep.members)
+    if sweep.options["where"] == "here":
+        status = _run_here(sweep, packs)
+    else:
+        status = _send_and_follow(sweep, packs)
+    if status is not None:
+        return status
+    for member in sweep.members:
+        member.missing = missing_rows(member.point) if member.point else 0
+    return print_points(sweep.members, sweep.failures)
+
+
+def _run_here(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> int | None:
+    """One pack after the other in this process; a failing one does not stop the next."""
+    for pack_ in packs:
+        points = [member.point for member in pack_ if member.point]
+        backend = build_backend(pack_[0].draft.spec)
+        try:
+            ran = run_ready(points, backend, [member.draft.config_text for member in pack_])
+        except (SpecError, StoreError, BackendLostError) as error:
+            for member in pack_:
+                sweep.failures[member.name] = str(error)
+            continue
+        for session in ran.sessions:
+            if session.failures:
+                name = next(m.name for m in pack_ if m.point is session.point)
+                first = session.failures[0]
+                sweep.failures[name] = f"{type(first).__name__}: {first}"
+        if ran.signals:
+            return INTERRUPTED
+    return None
+
+
+def _send_and_follow(sweep: Sweep, packs: Sequence[list[Member]]) -> int | None:
+    watch = Watch(sweep.options["poll_seconds"])
+    if sweep.options["where"] == "slurm":
+        watch.flights += already_queued(sweep.members)
+        busy = {id(m) for flight in watch.flights for m in flight.members}
+        packs = [p for p in ([m for m in pack_ if id(m) not in busy] for pack_ in packs) if p]
+    waiting = [(pack_, job) for pack_ in packs for job in sweep.jobs(pack_)]
+    awaited = [m for m in sweep.members if not m.point and m.draft.spec.run.missing == "wait"]
+    try:
+        return _follow(sweep, watch, waiting, awaited)
+    except KeyboardInterrupt:
+        _leave(watch)
+        return INTERRUPTED
+
+
+Waiting = list[tuple[list[Member], Job]]
+
+
+def _follow(sweep: Sweep, watch: Watch, waiting: Waiting, awaited: list[Member]) -> int | None:
+    console = Console(stderr=True)
+    begun, shown = time.monotonic(), ""
+    while True:
+        _send(sweep, watch, waiting, console)
+        if not sweep.options["follow"]:
+            return 0
+        watch.look()
+        if watch.counts() != shown:
+            shown = watch.counts()
+            console.print(f"jobs: {shown}", markup=False, highlight=False)
+        if not watch.alive and not waiting and not awaited:
+            break
+        watch.wait()
+        _await(sweep, waiting, awaited, time.monotonic() - begun)
+    watch.settle()
+    for flight in watch.flights:
+        why = flight.failure()
+        for member in flight.members:
+            member.job = flight.id
+            if why:
+                sweep.failures.setdefault(member.name, why)
+    return None
+
+
+def _send(sweep: Sweep, watch: Watch, waiting: Waiting, console: Console) -> None:
+    """Submit what waits: to Slurm all of it, in arrays; as processes as many as may run."""
+    options = sweep.options
+    if options["where"] == "processes":
+        room = max(0, options["array_parallelism"] - len(watch.alive))
+        sizes = [1] * min(room, len(waiting))
+    else:
+        sizes = split(len(waiting), array_limit(options)) if waiting else []
+    for size in sizes:
+        batch, waiting[:] = waiting[:size], waiting[size:]
+        jobs = submit([job for _, job in batch], options)
+        local = options["where"] == "processes"
+        flights = [
+            Flight(
+                job.job_id,
+                list(pack_),
+                options["folder"],
+                sweep.tasks,
+                job if local else None,
+                "RUNNING" if local else "PENDING",
+            )
+            for job, (pack_, _) in zip(jobs, batch, strict=True)
+        ]
+        watch.flights += flights
+        if not local:
+            note(flights)
+            ids = flights[0].id.partition("_")[0]
+            console.print(f"submitted {len(flights)} jobs as {ids}", highlight=False)
+
+
+def _await(sweep: Sweep, waiting: Waiting, awaited: list[Member], seconds: float) -> None:
+    """Look for checkpoints that were not there; those that have come make jobs."""
+    for member in list(awaited):
+        now = sweep.builder.member(member.draft)
+        late = seconds > 60 * member.draft.spec.run.missing_minutes
+        if now.point is None and not late:
+            continue
+        awaited.remove(member)
+        if now.point is not None:
+            member.point, member.missing, member.problem = now.point, now.missing, ""
+            waiting += [([member], job) for job in sweep.jobs([member])]
+
+
+def _leave(watch: Watch) -> None:
+    """The person went: processes end with what is whole on disk, Slurm's jobs go on."""
+    for flight in watch.alive:
+        if flight.local is not None:
+            flight.local._process.send_signal(signal.SIGTERM)
+    for flight in watch.alive:
+        if flight.local is not None:
+            flight.local._process.wait()
+    ids = sorted({f.id.partition("_")[0] for f in watch.alive if f.local is None})
+    if ids:
+        words = " ".join(ids)
+        print(f"jobs {words} go on: the same command follows them, scancel {words} ends them")

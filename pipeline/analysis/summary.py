@@ -1,0 +1,203 @@
+"""Table -> the numbers of a run: seed S0's tables by step and by example, means of every pass."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from pipeline.analysis.columns import Flag, PassLine
+from pipeline.analysis.row_files import parse, read_at
+from pipeline.analysis.table import POINT, Table
+from pipeline.store.run_record import read_record
+
+BY_PASS = [*POINT, "pass", "cue", "control"]
+# S0's names for the means of one pass, and our columns.
+ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}
+STOP_REASONS = ("stop_token", "eos", "max_new_tokens", "other", "unknown")
+STEP_COLUMNS = (
+    *("n1S", "acc1S_pct", "acc1E_pct", "ent1", "t1", "a1", "soft1S", "soft1E"),
+    *("n2S", "acc2S_pct", "acc2E_pct", "ent2", "t2", "a2", "soft2S", "soft2E"),
+    *("impS_pct", "impE_pct", "tag1_pct", "tag2_pct"),
+)
+
+
+def steps(table: Table, by: Sequence[str] = ("step",)) -> pd.DataFrame:
+    """S0's table (facts 0.12): by step, runs pooled; `by=("run", "step")` keeps them apart.
+
+    Percentages 0-100, entropies in nats; empty (NaN) where undefined. A missing verdict counts as
+    wrong. Examples are told apart by their problem text, as there.
+    """
+    keys = list(by)
+    columns = ["correct", "tags", "improved", "soft", *ENTROPIES.values()]
+    first, second = _s0_passes(table, columns)
+    parts = [table.rows.groupby(keys, observed=True)["problem"].nunique().rename("examples")]
+    for number, passes in ((1, first), (2, second)):
+        parts.append(_samples(passes, keys, number))
+        best = _best(passes, keys)
+        right = best["right"].groupby(keys, observed=True).sum()
+        parts += [right.rename(f"right{number}")]
+        parts += [best["soft"].groupby(keys, observed=True).mean().rename(f"soft{number}E")]
+    gained = _gained(first, second, keys).groupby(keys, observed=True).sum().rename("gained")
+    whole = pd.concat([*parts, gained], axis=1).sort_index()
+    for number in (1, 2):
+        whole[f"n{number}S"] = whole[f"n{number}S"].fillna(0).astype(int)
+        right = whole[f"right{number}"].fillna(0)
+        whole[f"acc{number}E_pct"] = 100 * right / whole["examples"]
+    whole["impE_pct"] = 100 * whole["gained"].fillna(0) / whole["examples"]
+    return whole.reindex(columns=list(STEP_COLUMNS)).reset_index()
+
+
+def examples(table: Table) -> pd.DataFrame:
+    """S0's table by example: step, problem, p1_correct, p2_correct, improved (0 or 1)."""
+    first, second = _s0_passes(table, ["correct", "soft"])
+    keys = ["step", "problem"]
+    found = table.rows.groupby(keys, observed=True).size().rename("rows").to_frame()
+    found["p1_correct"] = _best(first, ["step"])["right"]
+    found["p2_correct"] = _best(second, ["step"])["right"]
+    found = found.fillna(0).astype(int).reset_index()
+    found["improved"] = ((found["p2_correct"] == 1) & (found["p1_correct"] == 0)).astype(int)
+    texts = problems(table)
+    found["problem"] = [texts[problem] for problem in found["problem"]]
+    columns = ["step", "problem", "p1_correct", "p2_correct", "improved"]
+    return found.sort_values(["step", "problem"])[columns].reset_index(drop=True)
+
+
+def problems(table: Table) -> dict[int, str]:
+    """Problem texts by hash, each read from the first row that has it."""
+    first = table.rows.drop_duplicates("problem")
+    texts = {}
+    for file, offset, length, problem in zip(
+        *(first[name] for name in ("file", "offset", "length", "problem")), strict=True
+    ):
+        row = parse(read_at(table.files[file].path, int(offset), int(length))) or {}
+        texts[int(problem)] = str(row.get("problem") or "")
+    return texts
+
+
+def passes(table: Table, by: Sequence[str] = tuple(BY_PASS)) -> pd.DataFrame:
+    """Means of every pass: accuracy (of those with a verdict), rates, entropy, tokens, time.
+
+    Shares lie in [0, 1]. `tokens_per_second` is per trace: tokens over the seconds they took.
+    """
+    place = [name for name in by if name not in ("pass", "cue", "control")]
+    keys = table.joined(["pass", "cue", "control"], by=[*place, "example"])
+    groups = keys.groupby(list(by), observed=True, dropna=False, sort=True)
+    codes = groups.ngroup().to_numpy()
+    found = groups.agg(rows=("example", "size"), examples=("example", "nunique")).reset_index()
+    for column, name in MEANS.items():
+        found[name] = _wide(table.passes[column]).groupby(codes).mean()
+    found["tag_violations"] = 1 - found.pop("tags")
+    tokens, seconds = (
+        _wide(table.passes[name]).groupby(codes).sum() for name in ("tokens", "seconds")
+    )
+    found["tokens_per_second"] = tokens / seconds.where(seconds > 0, np.nan)
+    return found
+
+
+def _wide(values: pd.Series) -> pd.Series:
+    """Values in float64: means and sums of float32 would be float32."""
+    return values.astype(float).reset_index(drop=True)
+
+
+MEANS = {
+    "correct": "accuracy",
+    "improved": "improved",
+    "no_answer": "no_answer",
+    "truncated": "truncated",
+    "tags": "tags",
+    "marked": "marked",
+    "entropy": "entropy",
+    "entropy_think": "entropy_think",
+    "entropy_answer": "entropy_answer",
+    "soft": "soft",
+    "tokens": "tokens",
+    "seconds": "seconds",
+}
+
+
+def _s0_passes(table: Table, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Passes 1 and S0's passes 2, with what their rows are told apart by."""
+    by = ("run", "step", "problem")
+    first = table.joined(columns, table.passes["pass"] == "pass1", by)
+    return first, table.joined(columns, table.passes["second"], by)
+
+
+def _samples(found: pd.DataFrame, keys: list[str], number: int) -> pd.DataFrame:
+    shares = {"correct": f"acc{number}S_pct", "tags": f"tag{number}_pct"}
+    shares |= {"improved": "impS_pct"} if number == 2 else {}
+    means = {"soft": f"soft{number}S"} | {c: f"{name}{number}" for name, c in ENTROPIES.items()}
+    by = [found[key] for key in keys]
+    columns = {f"n{number}S": found.groupby(keys, observed=True).size()}
+    for column, name in shares.items():
+        values = 100 * found[column].fillna(0).astype(float)
+        columns[name] = values.groupby(by, observed=True).mean()
+    for column, name in means.items():
+        columns[name] = found[column].groupby(by, observed=True).mean()
+    return pd.DataFrame(columns)
+
+
+def _best(found: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """By group and problem: whether any sample is right, and the best soft reward."""
+    groups = found.groupby([*keys, "problem"], observed=True)
+    right = groups["correct"].max().fillna(0) > 0
+    best: pd.DataFrame = pd.DataFrame({"right": right.astype(int), "soft": groups["soft"].max()})
+    return best
+
+
+def _gained(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.Series:
+    """By group and problem: right in pass 2 and never in pass 1."""
+    after = _best(second, keys)["right"]
+    before = _best(first, keys)["right"].reindex(after.index).fillna(0)
+    return ((after == 1) & (before == 0)).astype(int)
+
+
+def by_substring(fields: PassLine, gold: str | None) -> Flag:
+    """The verdict by S0's rule: the canonical gold is a part of the canonical answer."""
+    answer = fields.pred_answer_canon
+    if gold is None or answer is None:
+        return fields.is_correct_pred
+    return gold != "" and gold in answer
+
+
+def by_equality(fields: PassLine, gold: str | None) -> Flag:
+    """The verdict by equality of the canonical forms."""
+    answer = fields.pred_answer_canon
+    return fields.is_correct_pred if gold is None or answer is None else answer == gold
+
+
+def attempts(table: Table) -> pd.DataFrame:
+    """By run and step: attempts, rows, tokens and seconds over all of them, from `run.json`."""
+    lines = []
+    for file in table.files:
+        record = file.path.parent / "run.json"
+        if record.exists():
+            tries = read_record(record)["attempts"]
+            total = {k: sum(t.get(k) or 0 for t in tries) for k in ("rows", "tokens", "seconds")}
+            speed = total["tokens"] / total["seconds"] if total["seconds"] else np.nan
+            peak = max((t.get("peak_memory_mib") or 0 for t in tries), default=0)
+            lines.append(
+                {"run": file.run, "step": file.step, "attempts": len(tries)}
+                | total
+                | {"tokens_per_second": speed, "peak_memory_mib": peak}
+            )
+    columns = ["run", "step", "attempts", "rows", "tokens", "seconds", "tokens_per_second"]
+    found = pd.DataFrame(lines, columns=[*columns, "peak_memory_mib"])
+    return found.drop_duplicates(["run", "step"]).reset_index(drop=True)
+
+
+def stops(table: Table) -> pd.DataFrame:
+    """By step and S0's pass: shares of stop reasons, rate of markers, mean tokens, mean soft."""
+    lines = []
+    columns = ["stop_think", "stop_answer", "marked", "tokens_think", "tokens_answer"]
+    for number, found in enumerate(_s0_passes(table, columns), start=1):
+        for step, group in found.groupby("step", observed=True):
+            line: dict[str, object] = {"step": step, "pass": number, "rows": len(group)}
+            for phase in ("think", "answer"):
+                shares = group[f"stop_{phase}"].astype(object).fillna("unknown")
+                counts = shares.replace("", "unknown").value_counts(normalize=True)
+                line |= {f"{phase}_{reason}": counts.get(reason, 0.0) for reason in STOP_REASONS}
+            line["markers"] = group["marked"].fillna(0).astype(float).mean()
+            line["tokens_think"] = group["tokens_think"].astype(float).mean()
+            line["tokens_answer"] = group["tokens_answer"].astype(float).mean()
+            lines.append(line)
+    return pd.DataFrame(lines).sort_values(["step", "pass"]) if lines else pd.DataFrame()

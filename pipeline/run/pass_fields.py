@@ -1,0 +1,204 @@
+"""The pass object of a row: output text, entropies, tokens, markers, tags (seed S0, facts 0.3)."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from pipeline.protocols import Cue, Example, Generation, Phase
+from pipeline.run.backend_columns import finite_mean, join_extras
+from pipeline.run.markers import INJECTED, excerpt, find_markers
+from pipeline.spec import digest
+
+TAGS = re.compile(r"<(/?)(think|answer)>", re.IGNORECASE)
+TAG_ORDER = ["think", "/think", "answer", "/answer"]
+THINK_BLOCK = re.compile(r"<think>(.*?)(?:</think>|<answer>|\Z)", re.IGNORECASE | re.DOTALL)
+ARRAYS = ("token_ids", "entropies", "logprobs", "token_ends")
+
+
+@dataclass(slots=True)
+class Keep:
+    """What of the token series a row keeps: `run.entropy` and `run.arrays`."""
+
+    entropy: str = "full"
+    arrays: bool = True
+
+
+@dataclass(slots=True)
+class Output:
+    """Assembled text of a pass.
+
+    `segments[name]` is where a phase's generated text lies in it, `ends` where each token ends.
+    """
+
+    text: str
+    segments: dict[str, list[int]]
+    ends: list[int] | None
+
+
+@lru_cache
+def cue_hash(cue: Cue) -> str:
+    """Identity of a cue: its text and kind, not its name."""
+    return digest([cue.text, cue.control])[:16]
+
+
+def lead_text(cue: Cue | None) -> str:
+    """What a cue forces at the start of the reasoning: its text and one space."""
+    return f"{cue.text} " if cue else ""
+
+
+def assemble(phases: Sequence[Phase], generations: Sequence[Generation], lead: str) -> Output:
+    """Join tags and stripped texts: no blanks inside tags, as S0 stores them."""
+    out, segments, ends = "", {}, []
+    for index, (phase, generation) in enumerate(zip(phases, generations, strict=True)):
+        raw = (lead if index == 0 else "") + generation.text
+        body = raw.strip()
+        begin = len(raw) - len(generation.text)
+        floor = len(out) + len(phase.opening.strip())
+        offset = floor - (len(raw) - len(raw.lstrip())) + begin
+        within = np.array([0, len(generation.text), *(generation.ends or ())])
+        first, last, *some = np.clip(within + offset, floor, floor + len(body)).tolist()
+        segments[phase.name] = [first, last]
+        ends += some
+        out += phase.opening.strip() + body + (phase.closing or generation.tail.strip())
+    whole = all(generation.ends is not None for generation in generations)
+    return Output(out, segments, ends if whole else None)
+
+
+def valid_tags(text: str) -> bool:
+    """Exactly one of each tag, think before answer."""
+    return [f"{slash}{name.lower()}" for slash, name in TAGS.findall(text)] == TAG_ORDER
+
+
+def joined(generations: Sequence[Generation], name: str) -> list[Any] | None:
+    """A token series over all phases; None where a phase lacks it."""
+    parts = [getattr(generation, name) for generation in generations]
+    return None if any(part is None for part in parts) else [x for part in parts for x in part]
+
+
+def reasoning_span(output: Output) -> tuple[int, int]:
+    """Where the reasoning lies in the output: think phase, else a think block, else all of it."""
+    if "think" in output.segments:
+        opening = output.text.lower().find("<think>") + len("<think>")
+        return opening, output.segments["think"][1]
+    block = THINK_BLOCK.search(output.text)
+    return block.span(1) if block else (0, len(output.text))
+
+
+def marker_fields(
+    output: Output, example: Example, cue: Cue | None, cue_in_text: bool
+) -> dict[str, Any]:
+    """Reconsideration markers, where the earliest is, and what surrounds it."""
+    start, end = reasoning_span(output)
+    think = output.text[start:end]
+    names, position = find_markers(think, len(lead_text(cue)) if cue and cue_in_text else 0)
+    if cue and not cue.control:
+        names = [INJECTED, *names]
+    known = position is not None
+    return {
+        "has_reconsider_cue": bool(names),
+        "reconsider_markers": names,
+        "reconsider_pos": position,
+        "reconsider_context": f"{example.question}\n\n{think[:position]}" if known else None,
+        "reconsider_excerpt": excerpt(think, position) if position is not None else None,
+    }
+
+
+def cue_token(output: Output, cue: Cue | None, position: int | None) -> int | None:
+    """Index of the token at which reconsideration starts.
+
+    0 after an injected cue, else the marker's token.
+    """
+    if cue and not cue.control:
+        return 0
+    if position is None or output.ends is None:
+        return None
+    at = reasoning_span(output)[0] + position
+    return next((index for index, end in enumerate(output.ends) if end > at), None)
+
+
+def entropy_fields(
+    phases: Sequence[Phase], generations: Sequence[Generation], start: int | None
+) -> dict[str, float | None]:
+    """Mean entropies in nats: all, per phase, before the cue or marker, and from it on."""
+    fields: dict[str, float | None] = {"entropy": finite_mean(joined(generations, "entropies"))}
+    for phase, generation in zip(phases, generations, strict=True):
+        fields[f"entropy_{phase.name}"] = finite_mean(generation.entropies)
+    series, think = joined(generations, "entropies"), generations[0].entropies
+    known = start is not None and series is not None and think is not None
+    fields["entropy_pre_cue"] = finite_mean(think[:start]) if known and think else None
+    fields["entropy_reconsider_think"] = finite_mean(think[start:]) if known and think else None
+    fields["entropy_reconsider_full"] = finite_mean(series[start:]) if known and series else None
+    return fields
+
+
+def token_fields(phases: Sequence[Phase], generations: Sequence[Generation]) -> dict[str, Any]:
+    """Counts and stop reasons per phase; they do not depend on what is kept of the entropies."""
+    counts = [generation.count for generation in generations]
+    fields: dict[str, Any] = {"tokens_total": sum(counts)}
+    for phase, generation, count in zip(phases, generations, counts, strict=True):
+        fields[f"tokens_{phase.name}"] = count
+        fields[f"stop_reason_{phase.name}"] = generation.finish_reason
+    if "tokens_think" in fields:
+        fields["tokens_end_think"] = fields["tokens_think"]
+    fields["finish_reason"] = generations[-1].finish_reason
+    fields["prompt_tokens"] = generations[0].prompt_tokens
+    fields["prompt_cut"] = sum(generation.prompt_cut for generation in generations)
+    fields["tails"] = {p.name: g.tail for p, g in zip(phases, generations, strict=True) if g.tail}
+    fields["seconds"] = round(sum(generation.seconds for generation in generations), 4)
+    return fields
+
+
+def build_pass(
+    example: Example,
+    phases: Sequence[Phase],
+    generations: Sequence[Generation],
+    cue: Cue | None,
+    keep: Keep,
+    cue_in_text: bool = True,
+) -> dict[str, Any]:
+    """All fields of a pass but its score.
+
+    `cue_in_text`: the cue was prefilled, so the output begins with it.
+    """
+    output = assemble(phases, generations, lead_text(cue) if cue_in_text else "")
+    fields: dict[str, Any] = {"output": output.text}
+    marks = marker_fields(output, example, cue, cue_in_text)
+    start = cue_token(output, cue, marks["reconsider_pos"])
+    entropies = entropy_fields(phases, generations, start)
+    fields |= dict.fromkeys(entropies) if keep.entropy == "none" else entropies
+    fields |= marks | token_fields(phases, generations)
+    fields["valid_tag_structure"] = valid_tags(output.text)
+    fields["segments"] = output.segments
+    if cue:
+        fields |= {"cue": cue.name, "cue_text": cue.text, "cue_hash": cue_hash(cue)}
+        fields |= {"control": cue.control, "cue_prefilled": cue_in_text}
+    fields["token_ids"] = joined(generations, "token_ids")
+    if keep.arrays and keep.entropy == "full":
+        fields["entropies"] = joined(generations, "entropies")
+        fields["logprobs"] = joined(generations, "logprobs")
+        fields["token_ends"] = output.ends
+    return fields | join_extras(phases, generations, keep.arrays and keep.entropy == "full")
+
+
+def generations_of(fields: dict[str, Any], phases: Sequence[Phase]) -> list[Generation]:
+    """The generations of a stored pass, as far as a later pass or a score needs them."""
+    generations, at = [], 0
+    ids = fields.get("token_ids") or []
+    for phase in phases:
+        begin, end = fields["segments"][phase.name]
+        count = fields[f"tokens_{phase.name}"]
+        generations.append(
+            Generation(
+                token_ids=ids[at : at + count],
+                text=fields["output"][begin:end],
+                tail=fields.get("tails", {}).get(phase.name, ""),
+                finish_reason=fields[f"stop_reason_{phase.name}"],
+                num_tokens=None if ids else count,
+            )
+        )
+        at += count
+    return generations

@@ -1,0 +1,199 @@
+"""One point of a run: a RunSpec with its data, phases, cues, fingerprint and folder."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.protocols import (
+    FILTERS,
+    Backend,
+    Cue,
+    Example,
+    Generation,
+    Phase,
+    Piece,
+    Prompt,
+    Task,
+)
+from pipeline.run.budget import Priced
+from pipeline.run.pass_fields import cue_hash
+from pipeline.run.phases import resolve_phases
+from pipeline.run.slicing import select
+from pipeline.run.trace import stored_passes
+from pipeline.spec import RunSpec, Sampling, digest, require
+from pipeline.store.files import Row
+from pipeline.store.rows import Key
+
+# Part of every fingerprint: raised on purpose, when the same spec comes to make other rows.
+ROW_VERSION = 1
+
+NOT_ROW_CHANGING = (
+    "num_samples",
+    "think_cap",
+    "answer_cap",
+    "max_new_tokens",
+)  # caps: in the phases
+
+
+@dataclass(slots=True)
+class Point:
+    """A RunSpec made ready: what will be asked, and what makes its rows what they are.
+
+    `identity` is flat: config-like keys to JSON values; `fingerprint` is its hash. `step` is the
+    training step.
+    """
+
+    spec: RunSpec
+    task: Task
+    examples: Sequence[Example]
+    phases: tuple[Phase, ...]
+    cues: tuple[Cue, ...]
+    identity: dict[str, Any]
+    step: int
+    entropy: str = "exact"  # or why it is null in every row
+    overrides: Sequence[str] = ()
+    sources: dict[str, str] | None = None  # sampling parameter -> where its value came from
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what a row is."""
+        return digest(self.identity)
+
+    @property
+    def folder(self) -> Path:
+        """Where the point's files lie: `run.dir`, else made from the spec."""
+        run, temperature = self.spec.run, self.spec.sampling.temperature
+        if run.dir is not None:
+            return Path(run.dir)
+        name = f"{self.task.name}-{self.spec.model.name}-T{temperature:g}-{self.fingerprint[:8]}"
+        return Path(run.root) / run.name / name.replace("/", "_") / f"step-{self.step}"
+
+    @property
+    def rows_path(self) -> Path:
+        """The rows' file."""
+        return self.folder / f"step{self.step:04d}_{self.spec.run.split}.jsonl"
+
+    def keys(self) -> Iterator[tuple[Example, int]]:
+        """Every (example, sample), a shared pass-1 sample first: others wait for it."""
+        shared = self.spec.run.second_pass_sample
+        for example in self.examples:
+            samples = range(self.spec.sampling.num_samples)
+            for sample in sorted(samples, key=lambda s: (s != shared, s)):
+                yield example, sample
+
+    def shown(self, example: Example, sample: int) -> Sequence[Generation] | None:
+        """A pass 1 to be reconsidered instead of this sample's own, known beforehand; or None."""
+        return None
+
+    def is_complete(self, row: Row) -> bool:
+        """Whether a stored row has a pass for every cue of the spec."""
+        have = {fields["cue_hash"] for fields in stored_passes(row)}
+        return have >= {cue_hash(cue) for cue in self.cues}
+
+    def canonical_order(self) -> list[Key]:
+        """Keys in the order of the finished file: the data's, then sample."""
+        count = range(self.spec.sampling.num_samples)
+        return [Key(example.id, sample) for example in self.examples for sample in count]
+
+
+def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
+    """Load data, resolve phases and identity, refuse what the backend cannot do. Loads no model."""
+    phases = resolve_phases(task, backend, spec)
+    refuse_what_it_cannot(spec, backend)
+    everything = task.examples()
+    require(len(everything) > 0, "task.data", "hold at least one example", 0)
+    cues = tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())
+    model = backend.identity()
+    return Point(
+        spec=spec,
+        task=task,
+        examples=select(everything, spec.run),
+        phases=phases,
+        cues=cues,
+        identity=_as_json(_identity(spec, task, everything, phases) | model),
+        step=int(model.get("model.step") or 0),
+        entropy=_entropy_note(spec, backend),
+    )
+
+
+def record_of(point: Point) -> dict[str, Any]:
+    """What run.json says of a point, before any attempt."""
+    sources = point.sources or {}
+    sampling = asdict(point.spec.sampling).items()
+    return {
+        "fingerprint": point.fingerprint,
+        "identity": point.identity,
+        "step": point.step,
+        "entropy": point.entropy,
+        "rows_wanted": len(point.canonical_order()),
+        "spec": asdict(point.spec),
+        "sampling": {k: {"value": v, "from": sources.get(k, "spec")} for k, v in sampling},
+        "overrides": list(point.overrides),
+    }
+
+
+def refuse_what_it_cannot(spec: RunSpec, backend: Backend) -> None:
+    """Sampling filters and budgets that the backend cannot honour."""
+    off = Sampling()
+    for name in sorted(set(FILTERS) - set(backend.capabilities.filters)):
+        value, neutral = (
+            getattr(spec.sampling, name),
+            1.0 if name == "top_p" else getattr(off, name),
+        )
+        rule = f"be {neutral:g} (off) with backend {backend.name}, which does not take it"
+        require(value == neutral, f"sampling.{name}", rule, value)
+    if spec.run.budget is not None:
+        rule = f"be null with backend {backend.name}, whose model has no price (backend.prices)"
+        able = isinstance(backend, Priced) and backend.priced()
+        require(able, "run.budget", rule, spec.run.budget)
+
+
+def _entropy_note(spec: RunSpec, backend: Backend) -> str:
+    if spec.run.entropy == "none":
+        return "null: run.entropy=none"
+    if backend.capabilities.entropy:
+        return "exact, over the full vocabulary"
+    if backend.capabilities.logprobs:
+        return (
+            f"null: backend {backend.name} shows the likeliest tokens at most; where it does, "
+            "entropy_lower_bound is what they imply: the exact mean cannot be below it"
+        )
+    return f"null: backend {backend.name} shows no probabilities"
+
+
+def _identity(
+    spec: RunSpec, task: Task, examples: Sequence[Example], phases: tuple[Phase, ...]
+) -> dict[str, Any]:
+    contents = sorted(_content(task, example) for example in examples)
+    identity: dict[str, Any] = {"row_version": ROW_VERSION, "task.name": task.name}
+    identity["task.data"] = digest(contents)
+    for phase in phases:
+        identity |= {f"phases.{phase.name}.{k}": v for k, v in asdict(phase).items()}
+    sampling = {k: v for k, v in asdict(spec.sampling).items() if k not in NOT_ROW_CHANGING}
+    identity |= {f"sampling.{name}": value for name, value in sampling.items()}
+    identity["run.seed"] = spec.run.seed
+    identity["run.second_pass_sample"] = spec.run.second_pass_sample
+    return identity
+
+
+def _as_json(identity: dict[str, Any]) -> dict[str, Any]:
+    """The identity as run.json gives it back: a tuple there is a list."""
+    same: dict[str, Any] = json.loads(json.dumps(identity))
+    return same
+
+
+def _content(task: Task, example: Example) -> str:
+    """What an example asks and what counts as right, messages as the model gets them."""
+    return digest([example.id, str(example.target), prompt_text(task.prompt(example))])
+
+
+def prompt_text(prompt: Prompt) -> list[list[str]]:
+    """Messages and prefill as plain text."""
+    turns = [[m.role, *map(_text, m.content)] for m in prompt.messages]
+    return [*turns, ["prefill", *map(_text, prompt.prefill)]]
+
+
+def _text(piece: Piece) -> str:
+    return piece if isinstance(piece, str) else piece.text + piece.tail

@@ -1,0 +1,192 @@
+"""What happens to one (example, sample): its phases, then every cue. The only two-pass code."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.protocols import (
+    Backend,
+    Cue,
+    Example,
+    Generation,
+    Group,
+    Message,
+    Phase,
+    Prompt,
+    Request,
+    Task,
+)
+from pipeline.run.budget import Budget
+from pipeline.run.pass_fields import Keep, assemble, build_pass, cue_hash, generations_of, lead_text
+from pipeline.run.phases import assistant_turn
+from pipeline.run.seeds import row_seed
+from pipeline.spec import RunSpec
+from pipeline.store.files import Row, StoreError
+from pipeline.store.journal import PASS1, Entry, Journal
+from pipeline.store.rows import Key
+
+Passed = Sequence[Generation]
+
+
+@dataclass(slots=True)
+class Trace:
+    """One (example, sample) of one point on its way to a row."""
+
+    spec: RunSpec
+    task: Task
+    phases: tuple[Phase, ...]
+    cues: tuple[Cue, ...]
+    backend: Backend
+    journal: Journal
+    budget: Budget
+    example: Example
+    sample: int
+    number: int
+    row: Row | None = None  # what an earlier attempt finished, where a cue was added since
+    shown: Callable[[Passed], Awaitable[Passed]] | None = None  # own pass 1 -> the one to show
+
+    @property
+    def key(self) -> Key:
+        """The key of the row that this trace makes."""
+        return Key(self.example.id, self.sample)
+
+    async def run(self) -> dict[str, Any]:
+        """Every pass of this trace as pass objects by name.
+
+        `pass1`, then one per cue in the spec's order.
+        """
+        prompt = self.task.prompt(self.example)
+        first = await self._first(prompt)
+        passes = {"pass1": await self._finish(first, None)}
+        prior = first if self.shown is None else await self.shown(first)
+        stored = {p["cue_hash"]: p for p in stored_passes(self.row)}
+        made = await asyncio.gather(
+            *(self._again(prompt, prior, cue, passes["pass1"], stored) for cue in self.cues)
+        )
+        extra = [p for h, p in stored.items() if h not in {cue_hash(c) for c in self.cues}]
+        return passes | name_passes([*made, *extra])
+
+    async def _first(self, prompt: Prompt) -> Passed:
+        if self.row is not None:
+            return generations_of(self.row["pass1"], self.phases)
+        return await self._pass(prompt, None)
+
+    async def _again(
+        self,
+        prompt: Prompt,
+        prior: Passed,
+        cue: Cue,
+        pass1: dict[str, Any],
+        stored: dict[str, dict[str, Any]],
+    ) -> dict[str, Any]:
+        """One reconsideration.
+
+        Pass 1's turn, the cue as the user's turn, the cue forced into the reasoning.
+        """
+        if cue_hash(cue) in stored:
+            return stored[cue_hash(cue)]
+        said = Message("assistant", (*prompt.prefill, *assistant_turn(self.phases, prior)))
+        messages = (*prompt.messages, said, Message("user", (cue.text,)))
+        again = await self._pass(Prompt(messages, prompt.prefill), cue)
+        fields = await self._finish(again, cue)
+        fields["prev_output"] = assemble(self.phases, prior, "").text
+        right, before = fields.get("is_correct_pred"), pass1.get("is_correct_pred")
+        known = right is not None and before is not None
+        fields["improved_over_pass1"] = bool(right) and not before if known else None
+        return fields
+
+    async def _pass(self, prompt: Prompt, cue: Cue | None) -> Passed:
+        """All phases of one pass, each continuing from the exact ids of those before it."""
+        generations: list[Generation] = []
+        lead = lead_text(cue) if self._prefills else ""
+        for phase in self.phases:
+            turn = assistant_turn(self.phases, generations, lead) if self._prefills else ()
+            whole = Prompt(prompt.messages, (*prompt.prefill, *turn))
+            generations.append(await self._ask(whole, phase, cue))
+        return generations
+
+    @property
+    def _prefills(self) -> bool:
+        return self.backend.capabilities.assistant_prefill
+
+    async def _ask(self, prompt: Prompt, phase: Phase, cue: Cue | None) -> Generation:
+        entry = Entry(self.key, cue_hash(cue) if cue else PASS1, phase.name)
+        known = self.journal.get(entry)
+        if known is not None:
+            return known
+        request = self._request(prompt, phase, cue)
+        async with self.budget.aside(self.backend, request) as made:
+            generation = await self.backend.generate(request)
+            self.journal.put(entry, generation)
+            made.append(generation)
+        await self.journal.synced()
+        return generation
+
+    def _request(self, prompt: Prompt, phase: Phase, cue: Cue | None) -> Request:
+        seed_key = (self.spec.run.seed, self.example.id, self.sample)
+        opens = cue is None and phase is self.phases[0]
+        size = self.spec.sampling.num_samples if opens else 1
+        group = Group(f"{self.example.id}/{phase.name}", self.sample if opens else 0, size)
+        return Request(
+            prompt=prompt,
+            stop=phase.stop,
+            cap=phase.cap,
+            sampling=self.spec.sampling,
+            seed=row_seed(*seed_key, cue.text if cue else None, phase.name),
+            trace=self.number,
+            group=group,
+            entropy=self.spec.run.entropy != "none",
+        )
+
+    async def _finish(self, generations: Passed, cue: Cue | None) -> dict[str, Any]:
+        """Score a pass, off the event loop, and build its fields."""
+        if cue is None and self.row is not None:
+            return dict(self.row["pass1"])
+        keep = Keep(self.spec.run.entropy, self.spec.run.arrays)
+        fields: dict[str, Any] = {"prev_output": None}
+        fields |= build_pass(self.example, self.phases, generations, cue, keep, self._prefills)
+        by_phase = {p.name: g for p, g in zip(self.phases, generations, strict=True)}
+        fields |= await asyncio.to_thread(self.task.score, self.example, by_phase)
+        right = fields.get("is_correct_pred")
+        marked = fields["has_reconsider_cue"]
+        fields["is_correct_after_reconsideration"] = None if right is None else marked and right
+        return fields
+
+
+def stored_passes(row: Row | None) -> list[dict[str, Any]]:
+    """The later passes of a stored row, one per cue, in order.
+
+    `pass2` only where it is the sole one.
+
+    Raises:
+        StoreError: what should be a pass of this version is none.
+    """
+    if row is None:
+        return []
+    lettered = sorted(name for name in row if len(name) == 6 and name.startswith("pass2"))
+    names = lettered or (["pass2"] if row.get("pass2") else [])
+    for name in ["pass1", *names]:
+        fields = row.get(name)
+        whole = isinstance(fields, dict) and (name == "pass1" or "cue_hash" in fields)
+        if not whole:
+            key = f"{row['example_id']}, sample {row['sample_idx']}"
+            raise StoreError(
+                f"the stored row of {key} has no whole {name}: its line was edited, or another "
+                "version wrote it; remove the line to have the row made anew"
+            )
+    return [row[name] for name in names]
+
+
+def name_passes(passes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The later passes under their names in a row.
+
+    `pass2` for one cue; for several `pass2a`, `pass2b` ..., and `pass2`: the last non-control one
+    without its arrays.
+    """
+    if len(passes) <= 1:
+        return {"pass2": passes[0] if passes else None}
+    named = {f"pass2{chr(ord('a') + index)}": fields for index, fields in enumerate(passes)}
+    last = next((p for p in reversed(passes) if not p["control"]), passes[-1])
+    scalars = {k: v for k, v in last.items() if not isinstance(v, list | dict)}
+    return named | {"pass2": scalars | {"reconsider_markers": last["reconsider_markers"]}}

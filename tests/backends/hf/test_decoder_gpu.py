@@ -1,0 +1,146 @@
+"""The decoder of slots on a CUDA device: exact in float32, close in half precision."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from components.backends.hf.slots.attention import DecodeFrame
+from components.backends.hf.slots.kv_cache import KeyValues, LayerShape
+from pipeline.protocols import Generation, Group, Message, Prompt, Request
+from pipeline.spec import Sampling
+from tests.fakes.slots import MIXED, backend, decode, requests, same
+from tests.fakes.tiny_models import tiny
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+KINDS = ("llama", "qwen2", "mistral", "gemma")
+# The tiny model's weights are so wide that rounding alone moves an entropy by a tenth: what counts
+# is that the decoder is as near to float64 as the model's own forward.
+NEAR = 1.3
+
+
+@pytest.fixture(scope="module")
+def models(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def model(kind: str) -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            made[kind] = tiny(kind, smollm2, folder, initializer_range=0.3)
+        return made[kind]
+
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("slots", [6, 64])
+def test_float32_rows_equal_those_of_generate(
+    kind: str, slots: int, models: Callable[[str], Path]
+) -> None:
+    asked = requests(6, MIXED, samples=2)
+    ours = decode(backend(models(kind), decoder="slots", slots=slots, device="cuda"), asked)
+    theirs = decode(backend(models(kind), decoder="generate", device="cuda"), asked)
+    for left, right in zip(ours, theirs, strict=True):
+        same(left, right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("slots", "pages"), [(48, None), (10, 17)])
+def test_half_precision_is_as_near_to_float64_as_the_models_own_forward(
+    kind: str, dtype: str, slots: int, pages: int | None, models: Callable[[str], Path]
+) -> None:
+    settings = {"slots": slots, "device": "cuda", "compile": pages is None}
+    made = backend(models(kind), dtype=dtype, decoder="slots", **settings)
+    made.options = dataclasses.replace(made.options, pages=pages)
+    about: dict[str, Any] = {}
+    asked = requests(12, MIXED, samples=4, caps=(20, 90))
+    rows = decode(made, asked, lambda b: about.update(b.describe()))
+    assert (about["evictions"] > 0) == (pages is not None)
+    own = AutoModelForCausalLM.from_pretrained(models(kind), dtype=getattr(torch, dtype))
+    exact = AutoModelForCausalLM.from_pretrained(models(kind), dtype=getattr(torch, dtype))
+    own, exact = own.to("cuda"), exact.double().to("cuda")
+    expected = torch.cat([_entropies(exact, row) for row in rows])
+    theirs = torch.cat([_entropies(own, row) for row in rows])
+    ours = torch.cat([torch.tensor(row.entropies, dtype=torch.float64) for row in rows])
+    assert (ours - expected).abs().mean() < NEAR * (theirs - expected).abs().mean()
+    assert (ours - expected).abs().max() < 2 * NEAR * (theirs - expected).abs().max()
+
+
+def test_a_slot_that_its_row_has_left_writes_into_pages_of_nobody(
+    models: Callable[[str], Path],
+) -> None:
+    folder = models("llama")
+
+    def ask(trace: int, cap: int, *said: Generation) -> Request:
+        prompt = Prompt((Message("user", (f"the red bird {trace}",)),), said)
+        sampling = Sampling(temperature=1.0)
+        return Request(prompt, (), cap, sampling, trace, trace, Group(f"p{trace}", 0, 1))
+
+    async def run() -> Generation:
+        async with backend(
+            folder, dtype="float16", decoder="slots", slots=4, device="cuda"
+        ) as made:
+            long = [asyncio.create_task(made.generate(ask(n, 400))) for n in range(3)]
+            short = await made.generate(ask(3, 100))
+            await asyncio.gather(*long)  # for 300 steps the fourth slot has no row
+            before = made.describe()["reused_tokens"]
+            again = await made.generate(ask(3, 20, short))
+            assert made.describe()["reused_tokens"] - before > 100
+            return again
+
+    row = asyncio.run(run())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).to("cuda")
+    ours = torch.tensor(row.entropies, dtype=torch.float64)
+    assert (ours - _entropies(model, row)).abs().max() < 0.05
+
+
+def _entropies(model: Any, row: Generation) -> torch.Tensor:
+    """What the model's own forward gives when fed the same ids."""
+    ids = torch.tensor([[*(row.prompt_ids or []), *row.token_ids]], device="cuda")
+    with torch.inference_mode():
+        logits = model(ids).logits[0, -len(row.token_ids) - 1 : -1].double()
+    logs = logits.log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1).cpu()
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "size"), [(12, 2, 128), (32, 8, 128), (9, 3, 64), (4, 4, 80)]
+)
+@pytest.mark.parametrize("rows", [2, 40, 300])
+def test_the_decoding_kernel_is_attention_over_pages(
+    heads: int, shared: int, size: int, rows: int
+) -> None:
+    from components.backends.hf.slots.cuda_attention import PagedDecode
+
+    torch.manual_seed(rows)
+    device, dtype, page = torch.device("cuda"), torch.float16, 64
+    lengths = torch.randint(1, 700, (rows,)).tolist()
+    shape = LayerShape(shared, size, size, dtype)
+    tables, used = [], 0
+    for length in lengths:
+        count = -(-length // page)
+        tables.append([used + n for n in range(count)][::-1])
+        used += count
+    cache, exact = (KeyValues([shape], used + 1, page, device) for _ in range(2))
+    for mine, theirs in ((cache.keys, exact.keys), (cache.values, exact.values)):
+        theirs[0].copy_(mine[0].normal_())
+    query = torch.randn(1, heads, rows, size, dtype=dtype, device=device)
+    key, value = torch.randn(2, 1, shared, rows, size, dtype=dtype, device=device)
+    expected = DecodeFrame(exact, tables, lengths, device, dtype).attend(0, query, key, value, 0.1)
+    table = torch.full((rows, 12), used, dtype=torch.int32, device=device)
+    for row, pages in enumerate(tables):
+        table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    positions = torch.tensor(lengths, device=device) - 1
+    order = torch.randperm(rows, device=device).to(torch.int32)
+    found = PagedDecode(cache, table, positions, order).attend(0, query, key, value, 0.1)
+    assert torch.equal(cache.keys[0], exact.keys[0])
+    assert torch.allclose(found.float(), expected.float(), atol=4e-3)

@@ -1,0 +1,109 @@
+"""Linear layers that read the same tensor are found by a trial and computed as one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from components.backends.hf.slots.attention import ProbeFrame, compile_layers, using
+from components.backends.hf.slots.fit import fit, join_products
+from components.backends.hf.slots.fused_linear import Joined, Readers
+from tests.fakes.tiny_models import ARCHITECTURES, tiny
+
+IDS = torch.arange(40)[None] * 7 + 3
+
+
+@pytest.fixture(scope="module")
+def fitted(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    def model(kind: str) -> Any:
+        folder = tiny(kind, smollm2, tmp_path_factory.mktemp(kind))
+        made = AutoModelForCausalLM.from_pretrained(folder)
+        fit(made)
+        return made
+
+    return model
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode(), using(ProbeFrame()):
+        positions = torch.arange(IDS.shape[1])[None]
+        found: torch.Tensor = model(IDS, position_ids=positions, use_cache=False).logits
+    return found
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_joined_layers_give_the_logits_of_layers_by_themselves(
+    kind: str, fitted: Callable[[str], Any]
+) -> None:
+    model = fitted(kind)
+    expected = logits(model)
+    saved = join_products(model)
+    # Queries, keys and values, and gate and up, of two layers; Phi3 has them joined already.
+    assert saved == (0 if kind == "phi3" else 6)
+    assert torch.allclose(logits(model), expected, atol=1e-4)
+
+
+def test_joined_layers_are_compiled_into_one_program(fitted: Callable[[str], Any]) -> None:
+    model = fitted("llama")
+    expected = logits(model)
+    join_products(model)
+    compile_layers(model)
+    torch._dynamo.utils.counters.clear()
+    assert torch.allclose(logits(model), expected, atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_weights_of_joined_layers_take_no_more_memory(fitted: Callable[[str], Any]) -> None:
+    model = fitted("qwen2")
+    names = [name for name, _ in model.named_parameters()]
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    join_products(model)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    attention = model.model.layers[0].self_attn
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
+
+
+def test_layers_that_were_joined_can_be_parted_again() -> None:
+    layers = [nn.Linear(8, size) for size in (4, 6)]
+    given = torch.randn(3, 8)
+    expected = [layer(given) for layer in layers]
+    Joined([layers]).undo()
+    assert all(type(layer) is nn.Linear for layer in layers)
+    assert all(torch.equal(layer(given), out) for layer, out in zip(layers, expected, strict=True))
+
+
+class Adapted(nn.Linear):
+    """Stands for an adapter's or a quantized layer, whose weight is not all that it computes."""
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([Adapted(8, 4)], id="a layer of another class"),
+        pytest.param([nn.Linear(8, 4, bias=False)], id="a layer without a bias"),
+        pytest.param([nn.Linear(8, 4, dtype=torch.float64)], id="a layer of another type"),
+    ],
+)
+def test_unlike_layers_stay_by_themselves(others: list[nn.Linear]) -> None:
+    model = nn.ModuleList([nn.Linear(8, 4), *others])
+    readers, given = Readers(), torch.randn(2, 8)
+    with readers.watching(model):
+        for layer in model:
+            layer(given.to(layer.weight.dtype) if layer.weight.dtype != given.dtype else given)
+    assert readers.groups() == []
+
+
+def test_a_layer_that_is_called_twice_stays_by_itself() -> None:
+    layer, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    readers, given = Readers(), torch.randn(2, 8)
+    with readers.watching(nn.ModuleList([layer, other])):
+        layer(given)
+        other(given)
+        layer(given)
+    assert readers.groups() == []

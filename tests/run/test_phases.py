@@ -1,0 +1,73 @@
+"""The assistant turn is spliced from exact generations and only the missing forced text."""
+
+import pytest
+
+from components.backends.echo import Echo
+from pipeline.protocols import Capabilities, Generation
+from pipeline.run.phases import assistant_turn, missing, resolve_phases
+from pipeline.spec import ModelSpec, Run, RunSpec, Sampling, SpecError
+from tests.fakes.toy_task import TAGGED, ToyTask
+
+MODEL = ModelSpec(name="echo", path="echo")
+
+
+@pytest.mark.parametrize(
+    ("forced", "tail", "rest"),
+    [
+        ("</think>\n<answer>\n", "", "</think>\n<answer>\n"),
+        ("</think>\n<answer>\n", "</think>", "\n<answer>\n"),
+        ("</think>\n<answer>\n", "</think>\n", "<answer>\n"),
+        ("</think>\n<answer>\n", "</think>\n\n", "<answer>\n"),
+        ("</think>\n<answer>\n", "</think>\n<", "answer>\n"),
+        ("</answer>", "</answer>!", ""),
+    ],
+)
+def test_only_what_is_missing_of_the_forced_text_is_added(
+    forced: str, tail: str, rest: str
+) -> None:
+    assert missing(forced, tail) == rest
+
+
+def test_a_turn_with_fewer_generations_is_the_prefill_of_the_next_phase() -> None:
+    think = Generation([5, 6], "so", "stop_token", tail="</think>")
+    answer = Generation([7], "x", "max_new_tokens")
+    assert assistant_turn(TAGGED, []) == ("<think>\n",)
+    assert assistant_turn(TAGGED, [], "Wait. ") == ("<think>\nWait. ",)
+    assert assistant_turn(TAGGED, [think]) == ("<think>\n", think, "\n<answer>\n")
+    whole = assistant_turn(TAGGED, [think, answer])
+    assert whole == ("<think>\n", think, "\n<answer>\n", answer, "</answer>")
+
+
+class NoPrefill(Echo):
+    name = "chat"
+    capabilities = Capabilities(entropy=True)
+
+
+def spec(phases: str = "auto", **sampling: int) -> RunSpec:
+    return RunSpec({}, {}, {}, MODEL, Sampling(**sampling), {}, Run(phases=phases))  # type: ignore[arg-type]
+
+
+def test_caps_come_from_the_task_unless_sampling_sets_them() -> None:
+    backend = Echo(MODEL, None)
+    assert [p.cap for p in resolve_phases(ToyTask(), backend, spec())] == [200, 50]
+    capped = resolve_phases(ToyTask(), backend, spec(think_cap=9, answer_cap=8))
+    assert [p.cap for p in capped] == [9, 8]
+
+
+def test_a_backend_without_prefill_gets_a_single_phase_and_refuses_tagged_by_name() -> None:
+    (phase,) = resolve_phases(ToyTask(), NoPrefill(MODEL, None), spec())
+    assert (phase.name, phase.cap, phase.stop, phase.opening) == ("output", 300, ("</answer>",), "")
+    with pytest.raises(SpecError, match=r"run\.phases.*chat"):
+        resolve_phases(ToyTask(), NoPrefill(MODEL, None), spec("tagged"))
+
+
+def test_single_can_be_asked_for() -> None:
+    (phase,) = resolve_phases(ToyTask(), Echo(MODEL, None), spec("single", max_new_tokens=77))
+    assert phase.cap == 77
+
+
+def test_a_generation_without_ids_goes_on_as_its_text() -> None:
+    think = Generation([], "so", "stop_token", tail="</think>")
+    answer = Generation([7, 8], "5", "stop_token", tail="</answer>")
+    turn = assistant_turn(TAGGED, [think, answer])
+    assert turn == ("<think>\n", "so</think>", "\n<answer>\n", answer)

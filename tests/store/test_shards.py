@@ -1,0 +1,199 @@
+"""Several writers share the rows of one point, die, and are taken up; one file comes out."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.protocols import Example, Generation, Request
+from pipeline.run.executor import execute
+from pipeline.run.point import Point
+from pipeline.run.session import Session
+from pipeline.spec import CueText
+from pipeline.store.claims import chunk_of
+from pipeline.store.files import StoreError, read_lines
+from pipeline.store.leases import Leases
+from pipeline.store.rows import parts_of, read_rows
+from pipeline.store.run_record import attempts_of
+from tests.fakes.configs import ROOT
+from tests.fakes.toy_task import ToyTask
+from tests.run.test_executor import Counting, go, point, rows_of, spec
+from tests.test_run import command, rows_in, run, wait_for_rows
+
+CUES = {"wait": CueText("Wait, no.")}
+LINE = ("task=crossword", "backend=echo", "cue=wait", "sampling.num_samples=2")
+SLOW = ("backend.seconds_per_token=0.001", "backend.capacity=4")
+
+
+def shard(folder: Path, shards: int = 2, **changes: Any) -> Point:
+    return point(spec(folder, CUES, shards=shards, lease_seconds=0.5, **changes), ToyTask(24))
+
+
+class Meeting(Counting):
+    """Echo that goes on only when both writers have asked for something."""
+
+    def __init__(self, barrier: asyncio.Barrier) -> None:
+        super().__init__(capacity=4)
+        self.barrier = barrier
+
+    async def generate(self, request: Request) -> Generation:
+        if not self.asked:
+            self.asked.append(request)
+            await self.barrier.wait()
+        return await super().generate(request)
+
+
+def test_shards_at_once_share_the_work_and_leave_what_one_writer_leaves(tmp_path: Path) -> None:
+    whole = point(spec(tmp_path / "whole", CUES), ToyTask(24))
+    go(whole)
+
+    async def together() -> tuple[list[Session], list[Meeting]]:
+        barrier = asyncio.Barrier(2)
+        backends = [Meeting(barrier), Meeting(barrier)]
+        made = [execute([shard(tmp_path / "shared")], backend) for backend in backends]
+        return [session for (session,) in await asyncio.gather(*made)], backends
+
+    sessions, backends = asyncio.run(together())
+    made = shard(tmp_path / "shared")
+    assert rows_of(made) == rows_of(whole)
+    assert {session.status for session in sessions} <= {"complete", "shared"}
+    asked = Counter(request.seed for b in backends for request in b.asked[1:])
+    assert set(asked.values()) == {1}, "no generation was made twice"
+    assert all(len(backend.asked) > 20 for backend in backends)
+    names = {path.name for path in made.folder.iterdir() if not path.name.startswith(".")}
+    assert names == {"run.json", "step0000_test.jsonl"}
+    assert [a["attempt"] for a in attempts_of(made.folder)] == [1, 2]
+    assert sum(a["rows"] for a in attempts_of(made.folder)) == 48
+
+
+def test_readers_merge_parts_by_key_before_anybody_has(tmp_path: Path) -> None:
+    made = shard(tmp_path)
+    session = Session(made)
+    example, sample = next(session.work())
+    asyncio.run(session.run_trace(example, sample, 0, Counting()))
+    (part,) = parts_of(made.rows_path)
+    doubled = made.rows_path.with_name(part.name.replace("part-", "part-another-"))
+    doubled.write_bytes(part.read_bytes())
+    assert [row["example_id"] for row in read_rows(made.rows_path)] == [example.id]
+    session.close({})
+
+
+@pytest.mark.parametrize("after", [1, 9, 30])
+def test_a_shard_that_died_is_taken_up_with_what_its_journal_holds(
+    tmp_path: Path, after: int
+) -> None:
+    whole = point(spec(tmp_path / "whole", CUES), ToyTask(24))
+    go(whole)
+
+    class Dying(Counting):
+        async def generate(self, request: Request) -> Generation:
+            if len(self.asked) >= after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return await super().generate(request)
+
+    if (child := os.fork()) == 0:
+        go(shard(tmp_path / "cut"), Dying(capacity=1))
+        os._exit(0)
+    os.waitpid(child, 0)
+    counting = Counting()
+    session = go(shard(tmp_path / "cut", shards=5), counting)
+    assert session.status == "complete"
+    assert rows_of(shard(tmp_path / "cut")) == rows_of(whole)
+    assert len(counting.asked) == 24 * 2 * 2 * 2 - after
+    statuses = [a["status"] for a in attempts_of(tmp_path / "cut")]
+    assert statuses == ["running", "complete"], "the dead one never ended"
+
+
+def test_who_lost_its_lease_writes_no_row_of_it(tmp_path: Path) -> None:
+    made = shard(tmp_path)
+    session = Session(made)
+    example, sample = next(session.work())
+    folder, name = made.folder / ".leases", chunk_of(example.id)
+    (folder / f"{name}.2").write_text(json.dumps({"writer": "another-1-ab", "state": "held"}))
+    row = asyncio.run(session.run_trace(example, sample, 0, Counting()))
+    assert row is None and not list(read_rows(made.rows_path))
+    session.close({})
+
+
+def test_a_single_writer_that_was_taken_over_ends_and_changes_nothing(tmp_path: Path) -> None:
+    made = point(spec(tmp_path, CUES))
+    session = Session(made)
+    (made.folder / ".leases/all.2").write_text(
+        json.dumps({"writer": "another-1-ab", "state": "held"})
+    )
+    record = (made.folder / "run.json").read_bytes()
+    example, sample = next(session.work())
+    with pytest.raises(Exception, match="taken .* over"):
+        asyncio.run(session.run_trace(example, sample, 0, Counting()))
+    session.close({})
+    assert not made.rows_path.read_bytes() and (made.folder / "run.json").read_bytes() == record
+
+
+def test_rows_that_a_dead_writer_still_appends_do_not_reach_the_new_file(tmp_path: Path) -> None:
+    made = point(spec(tmp_path, CUES, lease_seconds=0.2))
+    dead = Session(made)
+    example, sample = next(dead.work())
+    asyncio.run(dead.run_trace(example, sample, 0, Counting()))
+    beat = next((made.folder / ".leases").glob("*.beat"))
+    dead.claims.leases._stop.set()
+    beat.write_text(beat.read_text().replace("boot", "bo_ot"))
+    session = go(made)
+    with pytest.raises(StoreError, match="removed while it was written to"):
+        dead.rows.append({"example_id": "late", "sample_idx": 0})
+    assert session.status == "complete"
+    assert all(row and row["example_id"] != "late" for _, row in read_lines(made.rows_path))
+
+
+def test_a_finished_point_with_a_new_cue_is_shared_out_and_merged_again(tmp_path: Path) -> None:
+    go(point(spec(tmp_path), ToyTask(24)))
+    session = go(shard(tmp_path))
+    assert session.status == "complete" and all(row["pass2"] for row in rows_of(session.point))
+    assert len(rows_of(session.point)) == 48
+
+
+def start(folder: Path, index: int, shards: int) -> "subprocess.Popen[bytes]":
+    line = [*LINE, *SLOW, f"run.root={folder}", f"run.shards={shards}", f"run.shard={index}"]
+    return subprocess.Popen(
+        command(*line), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def test_shards_killed_or_stopped_are_finished_by_another_number_of_them(tmp_path: Path) -> None:
+    run(*LINE, f"run.root={tmp_path / 'whole'}")
+    draw = random.Random(5)
+    shards = [start(tmp_path / "cut", index, 4) for index in range(4)]
+    wait_for_rows(tmp_path / "cut", 1)
+    for process in shards:
+        process.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM]))
+    for process in shards:
+        process.wait(timeout=60)
+    assert 0 < len(list(read_rows(next((tmp_path / "cut").rglob("run.json")).parent / NAME))) < 48
+    rest = [start(tmp_path / "cut", index, 3) for index in range(3)]
+    assert [process.wait(timeout=120) for process in rest] == [0, 0, 0]
+    assert rows_in(tmp_path / "cut") == rows_in(tmp_path / "whole")
+
+
+NAME = "step0000_test.jsonl"
+
+
+def test_expected_length_decides_which_chunk_is_taken_first(tmp_path: Path) -> None:
+    made = shard(tmp_path)
+    long = Example("long", "say " + "word " * 500, "x")
+    made.examples = [*made.examples, long]
+    session = Session(made)
+    assert next(session.work())[0].id == "long"
+    session.close({})
+
+
+def test_leases_of_a_finished_point_are_gone(tmp_path: Path) -> None:
+    session = go(shard(tmp_path))
+    assert session.status == "complete"
+    leases = Leases(tmp_path, 1)
+    assert not list(leases.folder.glob("chunk-*")) and not list(leases.folder.glob("*.beat"))
