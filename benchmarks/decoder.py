@@ -223,7 +223,7 @@ async def together(
     async def one(request: Request) -> Generation:
         made = await backend.generate(request)
         ends.append(time.perf_counter())
-        backend.release(request.trace)
+        backend.release(request.trace_id)
         return made
 
     return ends, await asyncio.gather(*map(one, asked))

@@ -182,7 +182,7 @@ def points_of(spec: BackfillSpec, found: Scan, cues: tuple[Cue, ...], built: Bui
         point = _point(spec, cues, built, group)
         point.traces = [trace_of(read(gap.offset)) for gap in members]
         point.examples = [example for example, _ in point.traces]
-        preferred = spec.run.second_pass_sample
+        preferred = spec.run.pass1_sample
         if preferred is not None:
             places = zip(point.canonical_order(), members, strict=True)
             point.offsets = {key: chosen(found, gap, preferred) for key, gap in places}
@@ -199,7 +199,7 @@ def _point(
     single = replace(spec.run, phases="single") if group[-1] == "single" else spec.run
     phases = resolve_phases(task, backend, replace(spec, run=single))
     settings = {k: v for k, v in asdict(spec).items() if k in ("task", "sampling", "quantization")}
-    shown = {"seed": spec.run.seed, "second_pass_sample": spec.run.second_pass_sample}
+    shown = {"seed": spec.run.seed, "pass1_sample": spec.run.pass1_sample}
     identity = {"backfill.spec": digest(settings | shown)} | backend.identity()
     point = BackfillPoint(spec, task, [], phases, cues, identity, step=0)
     asked = [asdict(cue) for cue in cues]

@@ -61,9 +61,9 @@ class Generation:
     `entropies` (nats, full vocabulary) and `logprobs` hold one number per id, or are None where the
     backend cannot tell or was not asked. `ends[i]` is the length of the text (tail included) after
     id i. `prompt_cut` counts prompt tokens lost to `model.max_length`. A backend that sees no ids
-    leaves `token_ids` empty, sets `num_tokens`, and gives one logprob per generated token. `extra`
-    holds the backend's own columns; pipeline/run/backend_columns.py says how those of several
-    phases join.
+    leaves `token_ids` empty, sets `num_tokens`, and gives one logprob per generated token.
+    `backend_columns` are the backend's own columns of the row; pipeline/run/backend_columns.py says
+    how those of several phases join.
     """
 
     token_ids: list[int]
@@ -78,7 +78,12 @@ class Generation:
     seconds: float = 0.0
     prompt_cut: int = 0
     num_tokens: int | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    backend_columns: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def spelled(self) -> str:
+        """All the text that the generated ids spell: `text`, then `tail`."""
+        return self.text + self.tail
 
     @property
     def count(self) -> int:
@@ -102,7 +107,7 @@ class Prompt:
     """Chat messages, and a prefill that opens the assistant turn to be generated.
 
     A backend that continues from ids keeps a Generation's ids (a trailing end-of-sequence id
-    dropped) and encodes text; others see a Generation as `text + tail`.
+    dropped) and encodes text; others see what a Generation `spelled`.
     """
 
     messages: tuple[Message, ...]
@@ -122,7 +127,7 @@ class Group:
 class Request:
     """One generation to make.
 
-    `seed` is 64 bits; `trace` names the trace and orders it (lower came first). `on_token(text)`
+    `seed` is 64 bits; `trace_id` names the trace and orders it (lower came first). `on_token(text)`
     receives text as it becomes certain. `entropy` False: entropies and logprobs may be left out.
     """
 
@@ -131,7 +136,7 @@ class Request:
     cap: int
     sampling: Sampling
     seed: int
-    trace: int
+    trace_id: int
     group: Group
     entropy: bool = True
     on_token: Callable[[str], None] | None = None
@@ -228,7 +233,7 @@ class Backend(Protocol):
     async def generate(self, request: Request) -> Generation:
         """Make one generation. Cancelling the call drops the request."""
 
-    def release(self, trace: int) -> None:
+    def release(self, trace_id: int) -> None:
         """The trace is over: its cached state may go."""
 
     async def follow(self) -> None:

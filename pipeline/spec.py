@@ -134,7 +134,7 @@ class Run:
     shuffle_seed: int | None = None
     ids: list[str] | None = None
     phases: str = "auto"
-    second_pass_sample: int | None = None
+    pass1_sample: int | None = None
     entropy: str = "full"
     arrays: bool = True
     max_failed: int = 20
@@ -147,7 +147,7 @@ class Run:
     lease_seconds: float = 60.0  # a writer silent for so long is dead; NFS: not below its cache
     pack: list[str] = field(default_factory=list)  # swept keys whose points share one load
     plan: bool = False  # print the jobs of a sweep and submit nothing
-    missing: str = "fail"  # a checkpoint that is not there: fail, skip or wait
+    missing_checkpoint: str = "fail"  # a checkpoint that is not there: fail, skip or wait
     missing_minutes: float = 600.0  # how long to wait for it
     manifest: str | None = None  # a file of points, one per line, instead of a grid
 
@@ -179,7 +179,10 @@ class Run:
         plain = self.split != "" and "/" not in self.split
         require(plain, "run.split", "be a word, a part of the rows' file name", self.split)
         require(
-            self.missing in MISSING_MODES, "run.missing", f"be in {MISSING_MODES}", self.missing
+            self.missing_checkpoint in MISSING_MODES,
+            "run.missing_checkpoint",
+            f"be in {MISSING_MODES}",
+            self.missing_checkpoint,
         )
         require(
             self.budget is None or self.budget > 0, "run.budget", "be null or above 0", self.budget
@@ -188,8 +191,8 @@ class Run:
         rule = "be null with run.shards above 1, whose writers do not see each other's spending"
         require(alone, "run.budget", rule, self.budget)
         require(self.max_failed >= 0, "run.max_failed", "be 0 or more", self.max_failed)
-        sample = self.second_pass_sample
-        require(sample is None or sample >= 0, "run.second_pass_sample", "be 0 or more", sample)
+        sample = self.pass1_sample
+        require(sample is None or sample >= 0, "run.pass1_sample", "be 0 or more", sample)
 
 
 @dataclass(slots=True)
@@ -211,9 +214,9 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         """Check rules that span groups."""
-        sample, count = self.run.second_pass_sample, self.sampling.num_samples
+        sample, count = self.run.pass1_sample, self.sampling.num_samples
         rule = f"be below sampling.num_samples={count}"
-        require(sample is None or sample < count, "run.second_pass_sample", rule, sample)
+        require(sample is None or sample < count, "run.pass1_sample", rule, sample)
         for name, cue in self.cue.items():
             require(bool(cue.text.strip()), f"cue.{name}.text", "not be blank", cue.text)
         require(len(self.cue) <= 26, "cue", "hold at most 26 cues", len(self.cue))

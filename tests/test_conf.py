@@ -62,7 +62,7 @@ def refusal(*overrides: str, conf: Path = ROOT / "conf") -> str:
         ("sampling.top_p=0", ["sampling.top_p"]),
         ("run.entropy=some", ["run.entropy", "some"]),
         ("model.step=first", ["model.step", "first"]),
-        ("run.second_pass_sample=4", ["run.second_pass_sample", "num_samples"]),
+        ("run.pass1_sample=4", ["run.pass1_sample", "num_samples"]),
         ("hydra.launcher.partion=x", ["partion"]),
     ],
 )

@@ -83,7 +83,7 @@ def test_points_of_a_sweep_that_have_not_begun_are_shown_and_make_a_manifest(
 
 
 def test_a_point_that_waits_for_its_checkpoint_is_shown_by_its_overrides(tmp_path: Path) -> None:
-    config = composed("task=crossword", "backend=echo", "run.missing=wait")
+    config = composed("task=crossword", "backend=echo", "run.missing_checkpoint=wait")
     draft = Draft(to_spec(config), ["model.step=5"], {}, {})
     sweep = tmp_path / ".sweeps/mine"
     sweep.mkdir(parents=True)

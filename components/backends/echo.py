@@ -89,7 +89,7 @@ class Echo:
             request.on_token(text)
         return generation
 
-    def release(self, trace: int) -> None:
+    def release(self, trace_id: int) -> None:
         """Nothing is cached."""
 
     async def follow(self) -> None:
@@ -97,7 +97,7 @@ class Echo:
 
 
 def _text(piece: Piece) -> str:
-    return piece if isinstance(piece, str) else piece.text + piece.tail
+    return piece if isinstance(piece, str) else piece.spelled
 
 
 def _render(prompt: Prompt) -> str:

@@ -133,7 +133,7 @@ def _shown(number: int, message: Message) -> Turn:
 
 
 def _spelled(generation: Generation) -> str:
-    return generation.text + generation.tail
+    return generation.spelled
 
 
 def _folded(messages: Sequence[Message]) -> list[Message]:

@@ -42,7 +42,7 @@ def find(generations: Mapping[str, Generation]) -> Found:
         whole = f"{think}\n{answer.text}"
         return Found(answer.text.strip(), answer.finish_reason != "max_new_tokens", capped, whole)
     output = generations[OUTPUT]
-    text = output.text + output.tail
+    text = output.spelled
     block = _ANSWER_BLOCK.search(text)
     if block:
         return Found(block.group(1).strip(), True, capped, text)

@@ -25,7 +25,7 @@ class Listed:
 
 def write_listing(sweep_folder: Path, members: Sequence[Member]) -> None:
     """Keep the points of a sweep, but those that it skips. Folders are relative: trees move."""
-    kept = [m for m in members if m.point or m.draft.spec.run.missing == "wait"]
+    kept = [m for m in members if m.point or m.draft.spec.run.missing_checkpoint == "wait"]
     lines = [json.dumps(_line(sweep_folder, member)).encode() + b"\n" for member in kept]
     write_atomically(sweep_folder / LISTING, lines)
 

@@ -34,7 +34,7 @@ def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:
 def state_of(member: Member, failures: Mapping[str, str]) -> str:
     """`done`, `failed`, `incomplete`, `skipped` or `missing` (its checkpoint)."""
     if member.point is None:
-        return "skipped" if member.draft.spec.run.missing == "skip" else "missing"
+        return "skipped" if member.draft.spec.run.missing_checkpoint == "skip" else "missing"
     if not member.missing:
         return "done"
     return "failed" if member.name in failures else "incomplete"

@@ -32,7 +32,7 @@ SLICE: tuple[str, ...] = (
     "ids",
     "phases",
 )
-SLICE += ("second_pass_sample",)
+SLICE += ("pass1_sample",)
 
 
 @dataclass(slots=True)
@@ -133,12 +133,16 @@ class Builder:
     tasks: dict[str, Task] = field(default_factory=dict)
 
     def member(self, draft: Draft) -> Member:
-        """The point of a draft with its rows counted. Raises SpecError, but for `run.missing`."""
+        """The point of a draft with its rows counted.
+
+        Raises:
+            SpecError: unless `run.missing_checkpoint` says what to do.
+        """
         try:
             point = self._point(draft)
         except SpecError as error:
             gone = str(error).startswith(("model.step must", "model.checkpoints must name"))
-            if gone and draft.spec.run.missing != "fail":
+            if gone and draft.spec.run.missing_checkpoint != "fail":
                 return Member(draft, problem=str(error))
             raise SpecError(f"{error} (the point {' '.join(draft.overrides)})") from error
         return Member(draft, point, missing=missing_rows(point))

@@ -147,7 +147,9 @@ def _send_and_follow(sweep: Sweep, packs: Sequence[list[Member]]) -> int | None:
         busy = {id(m) for flight in watch.flights for m in flight.members}
         packs = [p for p in ([m for m in pack_ if id(m) not in busy] for pack_ in packs) if p]
     waiting = [(pack_, job) for pack_ in packs for job in sweep.jobs(pack_)]
-    awaited = [m for m in sweep.members if not m.point and m.draft.spec.run.missing == "wait"]
+    awaited = [
+        m for m in sweep.members if not m.point and m.draft.spec.run.missing_checkpoint == "wait"
+    ]
     try:
         return _follow(sweep, watch, waiting, awaited)
     except KeyboardInterrupt:

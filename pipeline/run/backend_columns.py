@@ -29,18 +29,20 @@ def total(values: Iterable[Any]) -> Any:
     return {key: total(value.get(key) for value in known) for key in keys}
 
 
-def join_extras(
+def join_backend_columns(
     phases: Sequence[Phase], generations: Sequence[Generation], arrays: bool
 ) -> dict[str, Any]:
-    """Columns of a pass from the extras of its phases.
+    """Columns of a pass from the backend's columns of its phases.
 
     What was paid is summed; entropy bounds are strung together and averaged; anything else is kept
     once where the phases agree, else by phase name.
     """
-    names = dict.fromkeys(name for generation in generations for name in generation.extra)
+    names = dict.fromkeys(name for generation in generations for name in generation.backend_columns)
     fields: dict[str, Any] = {}
     for name in names:
-        found = {p.name: g.extra.get(name) for p, g in zip(phases, generations, strict=True)}
+        found = {
+            p.name: g.backend_columns.get(name) for p, g in zip(phases, generations, strict=True)
+        }
         values = list(found.values())
         if name in SUMS:
             fields[name] = total(values)

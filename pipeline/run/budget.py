@@ -53,7 +53,7 @@ class Budget:
             yield made
         finally:
             self._aside -= worst
-            self.spent += sum(cost_of([generation.extra]) for generation in made)
+            self.spent += sum(cost_of([generation.backend_columns]) for generation in made)
             async with self._changed:
                 self._changed.notify_all()
 
@@ -76,5 +76,5 @@ class Budget:
 
 
 def cost_of(records: Iterable[dict[str, Any]]) -> float:
-    """Sum of the `cost_usd` of extras, passes or rows."""
+    """Sum of the `cost_usd` of backend columns, passes or rows."""
     return sum(record.get("cost_usd") or 0.0 for record in records)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.protocols import Cue, Example, Generation, Phase
-from pipeline.run.backend_columns import finite_mean, join_extras
+from pipeline.run.backend_columns import finite_mean, join_backend_columns
 from pipeline.run.markers import INJECTED, excerpt, find_markers
 from pipeline.spec import digest
 
@@ -45,16 +45,16 @@ def cue_hash(cue: Cue) -> str:
     return digest([cue.text, cue.control])[:16]
 
 
-def lead_text(cue: Cue | None) -> str:
+def cue_prefix(cue: Cue | None) -> str:
     """What a cue forces at the start of the reasoning: its text and one space."""
     return f"{cue.text} " if cue else ""
 
 
-def assemble(phases: Sequence[Phase], generations: Sequence[Generation], lead: str) -> Output:
+def assemble(phases: Sequence[Phase], generations: Sequence[Generation], prefix: str) -> Output:
     """Join tags and stripped texts: no blanks inside tags, as S0 stores them."""
     out, segments, ends = "", {}, []
     for index, (phase, generation) in enumerate(zip(phases, generations, strict=True)):
-        raw = (lead if index == 0 else "") + generation.text
+        raw = (prefix if index == 0 else "") + generation.text
         body = raw.strip()
         begin = len(raw) - len(generation.text)
         floor = len(out) + len(phase.opening.strip())
@@ -94,7 +94,7 @@ def marker_fields(
     """Reconsideration markers, where the earliest is, and what surrounds it."""
     start, end = reasoning_span(output)
     think = output.text[start:end]
-    names, position = find_markers(think, len(lead_text(cue)) if cue and cue_in_text else 0)
+    names, position = find_markers(think, len(cue_prefix(cue)) if cue and cue_in_text else 0)
     if cue and not cue.control:
         names = [INJECTED, *names]
     known = position is not None
@@ -164,7 +164,7 @@ def build_pass(
 
     `cue_in_text`: the cue was prefilled, so the output begins with it.
     """
-    output = assemble(phases, generations, lead_text(cue) if cue_in_text else "")
+    output = assemble(phases, generations, cue_prefix(cue) if cue_in_text else "")
     fields: dict[str, Any] = {"output": output.text}
     marks = marker_fields(output, example, cue, cue_in_text)
     start = cue_token(output, cue, marks["reconsider_pos"])
@@ -181,7 +181,9 @@ def build_pass(
         fields["entropies"] = joined(generations, "entropies")
         fields["logprobs"] = joined(generations, "logprobs")
         fields["token_ends"] = output.ends
-    return fields | join_extras(phases, generations, keep.arrays and keep.entropy == "full")
+    return fields | join_backend_columns(
+        phases, generations, keep.arrays and keep.entropy == "full"
+    )
 
 
 def generations_of(fields: dict[str, Any], phases: Sequence[Phase]) -> list[Generation]:

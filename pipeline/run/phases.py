@@ -49,16 +49,16 @@ def missing(forced: str, tail: str) -> str:
 
 
 def assistant_turn(
-    phases: Sequence[Phase], generations: Sequence[Generation], lead: str = ""
+    phases: Sequence[Phase], generations: Sequence[Generation], prefix: str = ""
 ) -> tuple[Piece, ...]:
     """The assistant's turn: forced text and generations, through the forced text that comes next.
 
-    With fewer generations than phases it is the prefill of the next phase. `lead` (a cue and a
+    With fewer generations than phases it is the prefill of the next phase. `prefix` (a cue and a
     space) is forced after the first opening. A generation without ids (an old row's) goes as text.
     """
-    pieces: list[Piece] = [phases[0].opening + lead]
+    pieces: list[Piece] = [phases[0].opening + prefix]
     for index, generation in enumerate(generations):
         following = phases[index + 1].opening if index + 1 < len(phases) else ""
-        said = generation if generation.token_ids else generation.text + generation.tail
+        said = generation if generation.token_ids else generation.spelled
         pieces += [said, missing(phases[index].closing + following, generation.tail)]
     return tuple(piece for piece in pieces if piece != "")

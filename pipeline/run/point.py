@@ -77,7 +77,7 @@ class Point:
 
     def keys(self) -> Iterator[tuple[Example, int]]:
         """Every (example, sample), a shared pass-1 sample first: others wait for it."""
-        shared = self.spec.run.second_pass_sample
+        shared = self.spec.run.pass1_sample
         for example in self.examples:
             samples = range(self.spec.sampling.num_samples)
             for sample in sorted(samples, key=lambda s: (s != shared, s)):
@@ -174,7 +174,7 @@ def _identity(
     sampling = {k: v for k, v in asdict(spec.sampling).items() if k not in NOT_ROW_CHANGING}
     identity |= {f"sampling.{name}": value for name, value in sampling.items()}
     identity["run.seed"] = spec.run.seed
-    identity["run.second_pass_sample"] = spec.run.second_pass_sample
+    identity["run.pass1_sample"] = spec.run.pass1_sample
     return identity
 
 
@@ -196,4 +196,4 @@ def prompt_text(prompt: Prompt) -> list[list[str]]:
 
 
 def _text(piece: Piece) -> str:
-    return piece if isinstance(piece, str) else piece.text + piece.tail
+    return piece if isinstance(piece, str) else piece.spelled

@@ -109,7 +109,7 @@ class Session:
         if limit is None:
             return Budget(None)
         known = (self.rows.read(key) for key in self.rows.lines)
-        kept = (generation.extra for generation in self.journal.known())
+        kept = (generation.backend_columns for generation in self.journal.known())
         return Budget(limit, cost_of(known) + cost_of(kept))
 
     @property
@@ -171,20 +171,20 @@ class Session:
         raise StoreError(f"another process has taken {folder} over; this one ends")
 
     async def _show(self, example: Example, sample: int, own: Passed) -> Passed:
-        """The pass 1 that a sample reconsiders: its own, or that of `run.second_pass_sample`."""
+        """The pass 1 that a sample reconsiders: its own, or that of `run.pass1_sample`."""
         known = self.point.shown(example, sample)
-        shared = self.point.spec.run.second_pass_sample is not None and self.point.cues
+        shared = self.point.spec.run.pass1_sample is not None and self.point.cues
         if known is not None or not shared:
             return own if known is None else known
         future = self._shown_future(example)
-        if sample == self.point.spec.run.second_pass_sample and not future.done():
+        if sample == self.point.spec.run.pass1_sample and not future.done():
             future.set_result(own)
         return await future
 
     def _shown_future(self, example: Example) -> asyncio.Future[Passed]:
         if example.id not in self._shown:
             future = self._shown[example.id] = asyncio.get_running_loop().create_future()
-            shared = self.point.spec.run.second_pass_sample
+            shared = self.point.spec.run.pass1_sample
             key = Key(example.id, -1 if shared is None else shared)
             if key in self.rows.complete:
                 stored = self.rows.read(key)
@@ -193,7 +193,7 @@ class Session:
 
     def _withhold(self, example: Example, sample: int, error: BaseException) -> None:
         """Tell the traces that wait for this pass 1 that it will not come."""
-        if sample == self.point.spec.run.second_pass_sample:
+        if sample == self.point.spec.run.pass1_sample:
             future = self._shown_future(example)
             if not future.done():
                 future.set_exception(error)

@@ -18,7 +18,14 @@ from pipeline.protocols import (
     Task,
 )
 from pipeline.run.budget import Budget
-from pipeline.run.pass_fields import Keep, assemble, build_pass, cue_hash, generations_of, lead_text
+from pipeline.run.pass_fields import (
+    Keep,
+    assemble,
+    build_pass,
+    cue_hash,
+    cue_prefix,
+    generations_of,
+)
 from pipeline.run.phases import assistant_turn
 from pipeline.run.seeds import row_seed
 from pipeline.spec import RunSpec
@@ -99,9 +106,9 @@ class Trace:
     async def _pass(self, prompt: Prompt, cue: Cue | None) -> Passed:
         """All phases of one pass, each continuing from the exact ids of those before it."""
         generations: list[Generation] = []
-        lead = lead_text(cue) if self._prefills else ""
+        prefix = cue_prefix(cue) if self._prefills else ""
         for phase in self.phases:
-            turn = assistant_turn(self.phases, generations, lead) if self._prefills else ()
+            turn = assistant_turn(self.phases, generations, prefix) if self._prefills else ()
             whole = Prompt(prompt.messages, (*prompt.prefill, *turn))
             generations.append(await self._ask(whole, phase, cue))
         return generations
@@ -134,7 +141,7 @@ class Trace:
             cap=phase.cap,
             sampling=self.spec.sampling,
             seed=row_seed(*seed_key, cue.text if cue else None, phase.name),
-            trace=self.number,
+            trace_id=self.number,
             group=group,
             entropy=self.spec.run.entropy != "none",
         )

@@ -155,7 +155,7 @@ def test_the_preferred_sample_of_the_group_is_shown_else_the_lowest(tmp_path: Pa
     rows = [old("q", 2), old("q", 1), old("q", 0, pass2=said("x")), old("r", 3), old("r", 2)]
     rows.append(old("q", 0, model="other", pass2=said("x")))
     path = write_rows(tmp_path / "step0.jsonl", rows)
-    assert fill(path, "cue=wait", "run.second_pass_sample=0") == 0
+    assert fill(path, "cue=wait", "run.pass1_sample=0") == 0
     shown = [row["pass2"]["prev_output"] for row in rows_of(path)]
     texts = [None if "think of" not in text else text.split("think of ")[1][:2] for text in shown]
     assert texts == ["q0", "q0", None, "r2", "r2", None]

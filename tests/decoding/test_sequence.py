@@ -28,7 +28,7 @@ def row(cap: int, context: int, stop: tuple[str, ...], told: list[str]) -> Decod
         cap=cap,
         sampling=Sampling(),
         seed=0,
-        trace=0,
+        trace_id=0,
         group=Group("g", 0, 1),
         on_token=told.append,
     )

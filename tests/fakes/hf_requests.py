@@ -43,7 +43,7 @@ def request(number: int = 0, text: str | None = None, **fields: Any) -> Request:
         "cap": 12,
         "sampling": Sampling(**({"temperature": 0.8, "top_p": 1.0} | drawn)),
         "seed": number * 0x9E3779B97F4A7C15 % 2**64,
-        "trace": number,
+        "trace_id": number,
         "group": Group(str(number), 0, 1),
     }
     return Request(**(base | fields))

@@ -40,7 +40,7 @@ def requests(
                     cap=rng.randint(*caps),
                     sampling=samplings[len(made) % len(samplings)],
                     seed=rng.getrandbits(64),
-                    trace=len(made),
+                    trace_id=len(made),
                     group=Group(f"p{number}", sample, samples),
                 )
             )
@@ -65,7 +65,7 @@ def decode(
         try:
             return await made.generate(request)
         finally:
-            made.release(request.trace)
+            made.release(request.trace_id)
 
     async def run() -> list[Generation]:
         async with made:

@@ -54,7 +54,7 @@ def request(text: str = "hello", **changes: Any) -> Request:
         "cap": 50,
         "sampling": Sampling(),
         "seed": 5,
-        "trace": 0,
+        "trace_id": 0,
         "group": Group(text, 0, 1),
     }
     return Request(**fields | changes)

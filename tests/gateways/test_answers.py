@@ -52,8 +52,8 @@ def test_text_reasoning_refusals_and_filters(
     with serving(chat(**fields)) as service:
         made = answer(backend(service.url, tmp_path))
     assert made.text == text
-    assert {k: made.extra.get(k) for k in extra} == extra
-    assert made.count == 7 and made.extra["usage"]["total_tokens"] == 18
+    assert {k: made.backend_columns.get(k) for k in extra} == extra
+    assert made.count == 7 and made.backend_columns["usage"]["total_tokens"] == 18
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_every_shape_of_logprobs_gives_a_named_bound_or_a_reason(
     with serving(with_logprobs(shape)) as service:
         made = answer(backend(service.url, tmp_path))
     assert made.logprobs == logprobs and made.entropies is None
-    assert missing in made.extra["entropy_missing"]
-    assert made.extra.get("entropy_top_k") == k
-    assert ("entropy_lower_bounds" in made.extra) == (k is not None)
+    assert missing in made.backend_columns["entropy_missing"]
+    assert made.backend_columns.get("entropy_top_k") == k
+    assert ("entropy_lower_bounds" in made.backend_columns) == (k is not None)
 
 
 def test_responses_have_their_own_shape(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_responses_have_their_own_shape(tmp_path: Path) -> None:
     assert seen.path == "/v1/responses" and seen.body["max_output_tokens"] == 50
     assert seen.body["input"][0]["content"] == "hello" and "stop" not in seen.body
     assert (made.text, made.finish_reason) == ("<answer>4", "max_new_tokens")
-    assert made.extra["reasoning"] == "because"
+    assert made.backend_columns["reasoning"] == "because"
     wanted = {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
-    assert made.extra["usage"] == wanted | {"cached_tokens": 2, "reasoning_tokens": 5}
+    assert made.backend_columns["usage"] == wanted | {"cached_tokens": 2, "reasoning_tokens": 5}
 
 
 def test_completions_get_one_text_and_a_prefill_at_its_end(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_impossible_tokens_and_missing_usage_do_not_break_a_row(tmp_path: Path) 
     del bare["usage"]
     with serving(bare) as service:
         made = answer(backend(service.url, tmp_path))
-    assert made.count == 0 and made.extra["tokens_unknown"]
+    assert made.count == 0 and made.backend_columns["tokens_unknown"]
 
 
 def test_a_refused_temperature_ends_the_run_with_its_key(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_samples_share_a_request_where_the_service_makes_several(
         (seen,) = service.seen
     assert seen.body["n"] == 3
     assert [g.text for g in found if not isinstance(g, BaseException)] == ["one", "two", "three"]
-    usages = [g.extra["usage"] for g in found if not isinstance(g, BaseException)]
+    usages = [g.backend_columns["usage"] for g in found if not isinstance(g, BaseException)]
     assert sum(usage["prompt_tokens"] for usage in usages) == 11
     assert sum(usage["completion_tokens"] for usage in usages) == 21
 

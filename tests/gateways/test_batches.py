@@ -126,7 +126,7 @@ def test_batches_cost_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         line = (*FAST, "backend.deployment=gpt-4o")
         made = backend(service.url, tmp_path, *line, kind="openai")
         found = ask(made, *questions(3))
-    costs = [g.extra["cost_usd"] for g in found if isinstance(g, Generation)]
+    costs = [g.backend_columns["cost_usd"] for g in found if isinstance(g, Generation)]
     assert costs == pytest.approx([(11 * 2.5 + 7 * 10) / 2e6] * 3)
 
 

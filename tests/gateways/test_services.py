@@ -75,7 +75,7 @@ def test_openrouter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (seen,) = service.seen
     assert seen.headers["Authorization"] == "Bearer or" and seen.body["usage"] == {"include": True}
     assert seen.body["model"] == "deepseek/deepseek-r1"
-    extra = answered.extra  # type: ignore[union-attr]
+    extra = answered.backend_columns  # type: ignore[union-attr]
     assert (extra["endpoint"], extra["cost_usd"]) == ("openrouter", 0.25)
     assert found.describe()["cost_usd"] == 0.25
 

@@ -187,7 +187,7 @@ def test_each_sample_reconsiders_its_own_pass_1_unless_one_is_shared(tmp_path: P
     go(own)
     for row in rows_of(own):
         assert row["pass2"]["prev_output"] == row["pass1"]["output"]
-    changes: dict[str, Any] = {"samples": 3, "second_pass_sample": 2}
+    changes: dict[str, Any] = {"samples": 3, "pass1_sample": 2}
     shared = point(spec(tmp_path / "shared", {"wait": WAIT}, **changes))
     go(shared, Echo(MODEL, None, capacity=1))
     outputs = {(r["example_id"], r["sample_idx"]): r["pass1"]["output"] for r in rows_of(shared)}
@@ -196,7 +196,7 @@ def test_each_sample_reconsiders_its_own_pass_1_unless_one_is_shared(tmp_path: P
 
 
 def test_a_shared_pass_1_survives_resume(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"samples": 3, "second_pass_sample": 1}
+    changes: dict[str, Any] = {"samples": 3, "pass1_sample": 1}
     whole = point(spec(tmp_path / "whole", {"wait": WAIT}, **changes))
     go(whole)
     for after in (5, 11, 29):

@@ -122,7 +122,7 @@ def test_a_missing_checkpoint_fails_is_skipped_or_is_awaited(
     line += ["sampling.think_cap=2", "sampling.answer_cap=2"]
 
     def member(mode: str) -> Member:
-        made = to_spec(composed(*line, "model.step=50", f"run.missing={mode}"))
+        made = to_spec(composed(*line, "model.step=50", f"run.missing_checkpoint={mode}"))
         return Builder().member(Draft(made, ["model.step=50"], {}, {}))
 
     with pytest.raises(SpecError, match=r"model.step must be one that .* .the point model.step=50"):
@@ -130,7 +130,13 @@ def test_a_missing_checkpoint_fails_is_skipped_or_is_awaited(
     skipped, late = member("skip"), member("wait")
     assert "model.step must be one that" in skipped.problem
     assert print_points([skipped], {}) == 0 and print_points([late], {}) == 1
-    wait = [*line, "model.step=50", "cluster=debug", "run.missing=wait", f"run.root={tmp_path}"]
+    wait = [
+        *line,
+        "model.step=50",
+        "cluster=debug",
+        "run.missing_checkpoint=wait",
+        f"run.root={tmp_path}",
+    ]
     with subprocess.Popen(command(*wait), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         (series / ".new").symlink_to(tiny_llama())
         time.sleep(4)

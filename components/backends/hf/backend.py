@@ -181,10 +181,10 @@ class HfBackend:
         self._counters["generated_tokens"] += len(generation.token_ids)
         return generation
 
-    def release(self, trace: int) -> None:
+    def release(self, trace_id: int) -> None:
         """The trace is over: the decoder forgets what it has cached."""
         if self._queue is not None:
-            self._queue.release(trace)
+            self._queue.release(trace_id)
 
     async def follow(self) -> None:
         """There is one process only."""

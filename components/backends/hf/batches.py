@@ -61,7 +61,7 @@ class Batches:
         if self._serving.done():
             raise RuntimeError("the backend is closed")
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting((row.request.trace, next(self._serial)), row, future))
+        self._waiting.append(_Waiting((row.request.trace_id, next(self._serial)), row, future))
         self._arrived.set()
         try:
             return await future

@@ -107,7 +107,7 @@ class _Step(LogitsProcessor):
         both = torch.stack((entropy, chosen - total))
         if not bool(both.isfinite().all()):
             raise FloatingPointError(
-                f"the model's logits are not finite in {self._rows[0].request.trace}: "
+                f"the model's logits are not finite in {self._rows[0].request.trace_id}: "
                 "choose another quantization (float16 overflows in some models)"
             )
         entropies, logprobs = both.tolist()

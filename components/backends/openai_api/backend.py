@@ -236,7 +236,7 @@ class OpenAiBackend:
             request.on_token(generation.text)
         return generation
 
-    def release(self, trace: int) -> None:
+    def release(self, trace_id: int) -> None:
         """Nothing is cached per trace."""
 
     async def follow(self) -> None:
@@ -283,7 +283,7 @@ class OpenAiBackend:
             prompt_tokens=(usage.get("prompt_tokens") or 0) * share.shared_by,
             logprobs=chosen,
             seconds=seconds,
-            extra=extra,
+            backend_columns=extra,
         )
 
     def _goes_on(self) -> bool:

@@ -172,4 +172,4 @@ def _turn(message: Message) -> dict[str, str]:
 
 def spelled(pieces: Sequence[Piece]) -> str:
     """Text of pieces; a generation is its text and what followed."""
-    return "".join(p if isinstance(p, str) else p.text + p.tail for p in pieces)
+    return "".join(p if isinstance(p, str) else p.spelled for p in pieces)

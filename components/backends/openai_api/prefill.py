@@ -21,7 +21,7 @@ def question() -> Request:
     prompt = Prompt((Message("user", (ask,)),), (OPENING,))
     sampling = Sampling(temperature=1.0, top_p=1.0)
     group = Group("prefill", 0, 1)
-    return Request(prompt, (), 16, sampling, seed=0, trace=0, group=group, entropy=False)
+    return Request(prompt, (), 16, sampling, seed=0, trace_id=0, group=group, entropy=False)
 
 
 def continues(text: str) -> bool:

@@ -2,12 +2,15 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from pipeline.protocols import Generation
 from pipeline.spec import digest
+
+# Part of every key: a record of another shape, of an earlier version, is another file.
+RECORD = [item.name for item in fields(Generation)]
 
 
 class KeptAnswers:
@@ -20,7 +23,7 @@ class KeptAnswers:
 
     def key(self, where: dict[str, Any], body: dict[str, Any], seed: int) -> str:
         """What names an answer: the service, the whole request, and the row's seed."""
-        return digest([where, body, seed])
+        return digest([where, body, seed, RECORD])
 
     def get(self, key: str) -> Generation | None:
         """The kept generation, marked as such and free of charge."""
@@ -28,7 +31,7 @@ class KeptAnswers:
         if not path.exists():
             return None
         kept = Generation(**json.loads(path.read_text(encoding="utf-8")))
-        kept.extra |= {"from_cache": True, "cost_usd": 0.0}
+        kept.backend_columns |= {"from_cache": True, "cost_usd": 0.0}
         self.hits += 1
         return kept
 

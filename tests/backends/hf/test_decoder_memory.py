@@ -200,7 +200,7 @@ def test_twenty_thousand_rows_leave_no_memory_behind(llama: Path) -> None:
 
     async def one(request: Request) -> None:
         await made.generate(request)
-        made.release(request.trace)
+        made.release(request.trace_id)
 
     async def run() -> None:
         async with made:

@@ -54,7 +54,7 @@ class Engine:
         if self._closed:
             raise RuntimeError("the backend is closed")
         future: asyncio.Future[Generation] = self._loop.create_future()
-        self._inbox.append(Entry((row.request.trace, next(self._serial)), row, future))
+        self._inbox.append(Entry((row.request.trace_id, next(self._serial)), row, future))
         self._wake.set()
         try:
             return await future

@@ -177,7 +177,7 @@ class Scheduler:
             self._start(entry, opened)
 
     def _opened(self, entry: Entry, wanted: Wanted) -> Opened | None:
-        trace = entry.row.request.trace
+        trace = entry.row.request.trace_id
         opened = self.pages.open(trace, wanted, self._share)
         if opened is None and not self._running:  # with the pages of what it shares, too
             opened = self.pages.open(trace, wanted, share=False)
