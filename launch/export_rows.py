@@ -5,11 +5,16 @@
 the fine-tuner's inferencer wrote: `inferencer` as its code does (system_prompt, user_prompt,
 assistant_response, ground_truth), `inferencer_documented` as its documentation says (question,
 predicted_answer, ground_truth, metadata). `pass` chooses the pass of these two, pass1 by default.
+`config_dir` is a folder of configuration whose tasks are trusted as those of conf/ are.
+
+Texts in a CSV file are exactly those of the rows. Spreadsheets run a text that begins like a
+formula; formulas=escape puts an apostrophe before such a text.
 """
 
 import argparse
 import csv
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,21 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.command_line import ended
-from launch.config.compose import build, check_component
-from launch.rows.regrade import ROWS_OWN, Graders
+from launch.rows.stored_task import StoredTasks, prompt_of
 from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat
-from pipeline.analysis.row_files import RowFile, find
+from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
 from pipeline.backfill.stored_rows import example_of
-from pipeline.protocols import Message, Task
+from pipeline.protocols import Message
 from pipeline.run.session import SAMPLING_COLUMNS
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, encode, write_atomically
-from pipeline.store.run_record import read_record
 
-SETTINGS = {"to": "parquet", "out": "", "schema": "rows", "pass": "pass1", "arrays": "true"}
+SETTINGS = {
+    **{"to": "parquet", "out": "", "schema": "rows", "pass": "pass1", "arrays": "true"},
+    **{"formulas": "keep", "config_dir": ""},
+}
 CAPS = ("think_cap", "answer_cap", "max_new_tokens")
 ROWS_AT_ONCE = 500
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 Rows = Callable[[], Iterator[Row]]
 
 
@@ -72,13 +80,18 @@ def export(roots: Sequence[str], settings: dict[str, str]) -> None:
         for index, stored in table.stream():
             yield from make(index, stored)
 
-    count = WRITERS[settings["to"]](rows, Path(settings["out"]))
+    out = Path(settings["out"])
+    if settings["to"] == "csv":
+        count = to_csv(rows, out, settings["formulas"] == "escape")
+    else:
+        count = WRITERS[settings["to"]](rows, out)
     print(f"{count} rows in {settings['out']}")
 
 
 def check(settings: dict[str, str]) -> None:
     """Refuse values that there are not."""
     choices = {"to": list(WRITERS), "schema": list(SCHEMAS), "arrays": ["true", "false"]}
+    choices["formulas"] = ["keep", "escape"]
     for name, allowed in choices.items():
         if settings[name] not in allowed:
             raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {settings[name]!r}")
@@ -107,12 +120,12 @@ def _is_numbers(value: Any) -> bool:
 
 def as_written(table: Table, settings: dict[str, str]) -> Make:
     """The keys that the inferencer's code writes."""
-    prompts = Prompts(table)
+    messages = RowMessages(table, settings["config_dir"])
 
     def make(index: Any, row: Row) -> Iterable[Row]:
         fields = _pass(row, settings["pass"])
         if fields is not None:
-            system, user = prompts.of(index, row)
+            system, user = messages.of(index, row)
             yield {
                 "system_prompt": system,
                 "user_prompt": user,
@@ -157,35 +170,21 @@ def _text(value: Any) -> str | None:
     )
 
 
-class Prompts:
-    """The messages of rows: by the task of their run's record, else by that of conf/task."""
+class RowMessages:
+    """The messages of rows, by the task of their run's record, else by that of conf/task."""
 
-    def __init__(self, table: Table) -> None:
-        """Nothing is read before the first row."""
-        self._table = table
-        self._by_file: dict[int, Task | None] = {}
-        self._named = Graders(ROWS_OWN)
+    def __init__(self, table: Table, config_dir: str) -> None:
+        """`config_dir`: a folder of configuration that names tasks as conf/ does, or nothing."""
+        self._folders = [file.path.parent for file in table.files]
+        self._files = table.rows["file"]
+        self._tasks = StoredTasks(config_dirs=[Path(config_dir)] if config_dir else [])
 
     def of(self, index: Any, row: Row) -> tuple[str | None, str]:
         """System prompt (None without one) and the last user message of pass 1."""
-        number = int(self._table.rows.at[index, "file"])
-        if number not in self._by_file:
-            self._by_file[number] = recorded_task(self._table.files[number])
-        task = self._by_file[number] or self._named.of(row)
-        messages = task.prompt(example_of(row)).messages
-        said = {message.role: _content(message) for message in messages}
-        return said.get("system"), said.get("user", "")
-
-
-def recorded_task(file: RowFile) -> Task | None:
-    """The task as `run.json` beside the rows has it."""
-    record = file.path.parent / "run.json"
-    if not record.exists():
-        return None
-    settings = read_record(record, "spec")["spec"]["task"]
-    check_component("task", settings)
-    task: Task = build("task", settings)
-    return task
+        task = self._tasks.of(self._folders[self._files[index]], row)
+        messages = prompt_of(task, example_of(row)).messages
+        by_role = {message.role: _content(message) for message in messages}
+        return by_role.get("system"), by_role.get("user", "")
 
 
 def _content(message: Message) -> str:
@@ -207,21 +206,37 @@ def to_jsonl(rows: Rows, out: Path) -> int:
     return count
 
 
-def to_csv(rows: Rows, out: Path) -> int:
-    """Lists and objects as JSON."""
+def to_csv(rows: Rows, out: Path, escape: bool = False) -> int:
+    """Lists and objects as JSON. `escape`: an apostrophe stands before what looks like a formula.
+
+    Else the texts stay as they are, and a line says how many look so.
+    """
     names = list(column_kinds(rows()))
     out.parent.mkdir(parents=True, exist_ok=True)
-    count = 0
+    count = formulas = 0
     with out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         for count, row in enumerate(rows(), start=1):  # noqa: B007
-            writer.writerow({name: _cell(value) for name, value in row.items()})
+            cells = {name: _cell(value) for name, value in row.items()}
+            risky = [name for name, cell in cells.items() if _like_a_formula(cell)]
+            formulas += len(risky)
+            writer.writerow(cells | {name: f"'{cells[name]}" for name in risky if escape})
+    if formulas and not escape:
+        print(
+            f"{formulas} cells of {out} begin like a formula, which a spreadsheet would run; "
+            "formulas=escape puts an apostrophe before each"
+        )
     return count
 
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+
+
+def _like_a_formula(cell: Any) -> bool:
+    """Whether a spreadsheet would take a text for a formula; a plain number is none."""
+    return isinstance(cell, str) and cell.startswith(FORMULA_STARTS) and not _NUMBER.fullmatch(cell)
 
 
 def to_parquet(rows: Rows, out: Path) -> int:
@@ -263,7 +278,12 @@ def to_hf(rows: Rows, out: Path) -> int:
     return count
 
 
-WRITERS = {"parquet": to_parquet, "csv": to_csv, "jsonl": to_jsonl, "hf": to_hf}
+WRITERS: dict[str, Callable[[Rows, Path], int]] = {
+    "parquet": to_parquet,
+    "csv": to_csv,
+    "jsonl": to_jsonl,
+    "hf": to_hf,
+}
 SCHEMAS = {
     "rows": whole_rows,
     "inferencer": as_written,

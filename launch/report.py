@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launch.config.command_line import ended
 from launch.reporting.page_file import SHOWN_ROWS, TITLE, write_report
+from launch.rows.stored_task import StoredTasks
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -21,6 +22,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     parser.add_argument("--title", default=TITLE)
+    parser.add_argument(
+        "--config-dir",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of configuration whose tasks are trusted as those of conf/ (docs/trust.md)",
+    )
     shown = (
         f"rows of each run in the sample browser, {SHOWN_ROWS} unless said; numbers use all rows"
     )
@@ -36,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write_and_tell(given: argparse.Namespace) -> None:
     """Write the report that the command line asks for, and say where it is."""
-    size = write_report(given.output, given.runs, given.compare, given.rows, given.title)
+    tasks = StoredTasks(config_dirs=given.config_dir)
+    size = write_report(given.output, given.runs, given.compare, given.rows, given.title, tasks)
     print(f"{given.output}: {size / 1e6:.1f} MB, opens in a browser without a network")
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pandas as pd
 
 from launch.config.command_line import ended
-from launch.rows.regrade import ROWS_OWN, Graders, regrade
+from launch.rows.regrade import regrade
+from launch.rows.stored_task import StoredTasks
 from pipeline.analysis import summary
 from pipeline.analysis.columns import Judge
 from pipeline.analysis.filters import Variants, capped, write_filtered
@@ -48,10 +49,18 @@ def parser() -> argparse.ArgumentParser:
     add("--csv_dir", type=Path, help="a folder for every table as CSV")
     add(
         "--recompute",
-        nargs="?",
-        const=ROWS_OWN,
-        metavar="TASK",
-        help="judge again with the grader of each row's task, or of TASK",
+        nargs="*",
+        metavar="TASK or task.KEY=VALUE",
+        help="judge again by the settings of each run, by those of TASK, or by changed ones; "
+        "runs and files stand before it",
+    )
+    add(
+        "--config-dir",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of configuration whose tasks are trusted as those of conf/ (docs/trust.md)",
     )
     add(
         "--recompute_correctness",
@@ -88,14 +97,25 @@ def summarize(given: argparse.Namespace) -> None:
     """Read, leave out, judge again where asked, and print."""
     found = find(given.results_root, given.split)
     table = filtered(load(found, judge(given)).with_rows(), given)
-    if given.recompute:
-        table = regrade(table, Graders(given.recompute))
+    if given.recompute is not None:
+        table = regrade(table, tasks_of(given))
     report(table, given)
+
+
+def tasks_of(given: argparse.Namespace) -> StoredTasks:
+    """The tasks that judge again."""
+    names = [word for word in given.recompute if "=" not in word]
+    if len(names) > 1:
+        raise SpecError(
+            f"--recompute takes one task and task.KEY=VALUE, got {names}; give runs before it"
+        )
+    overrides = [word for word in given.recompute if "=" in word]
+    return StoredTasks(overrides, names[0] if names else None, given.config_dir)
 
 
 def judge(given: argparse.Namespace) -> Judge | None:
     """What replaces recorded verdicts while rows are read."""
-    if given.recompute and given.recompute_correctness != "none":
+    if given.recompute is not None and given.recompute_correctness != "none":
         raise SpecError("give --recompute or --recompute_correctness, not both")
     return JUDGES[given.recompute_correctness]
 

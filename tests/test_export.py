@@ -158,3 +158,21 @@ def test_what_there_is_not_is_refused(
 ) -> None:
     assert main([str(folder), *settings]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_cells_that_spreadsheets_would_run_are_told_or_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["=HYPERLINK(0)", "+1+1", "@SUM(1)", "-x", "\t=1", "-5", "+0.5", "a=b"]
+    rows = [row(text, 0, one(True)) for text in texts]
+    path, out = write_rows(tmp_path / "step0.jsonl", rows), tmp_path / "rows.csv"
+
+    def problems(*settings: str) -> list[str]:
+        exported(path, out, "to=csv", *settings)
+        with out.open(newline="") as file:
+            return [line["problem"] for line in csv.DictReader(file)]
+
+    assert problems() == texts
+    assert "5 cells of" in capsys.readouterr().out
+    assert problems("formulas=escape") == [f"'{text}" for text in texts[:5]] + texts[5:]
+    assert "cells of" not in capsys.readouterr().out

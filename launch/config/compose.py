@@ -68,7 +68,7 @@ def check_component(group: str, node: dict[str, Any]) -> None:
     """Bind a node's keys to its `_target_` constructor, without calling it."""
     if "_target_" not in node:
         raise SpecError(f"{group}._target_ must name the component's class, got {sorted(node)}")
-    target = _class(group, node["_target_"])
+    target = component_class(group, node["_target_"])
     handed = HANDED_OVER if group == "backend" else ()
     allowed = {k: v for k, v in inspect.signature(target).parameters.items() if k not in handed}
     for key, value in node.items():
@@ -82,7 +82,8 @@ def check_component(group: str, node: dict[str, Any]) -> None:
             check_component(f"{group}.{key}", value)
 
 
-def _class(group: str, name: object) -> type:
+def component_class(group: str, name: object) -> type:
+    """The class that a dotted name of configuration names; it is imported. Raises SpecError."""
     rule = "name a class that can be imported"
     module, _, last = str(name).rpartition(".")
     try:  # not Hydra's get_class, which prints a line of its own besides

@@ -4,6 +4,7 @@ import base64
 import gzip
 import html
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata, resources
@@ -84,11 +85,14 @@ def _chunks(title: str, pieces: Pieces) -> Iterator[bytes]:
 
 def _page(values: Mapping[str, str]) -> tuple[str, str]:
     """The page up to its data, and the rest."""
-    text = (PAGE / "page.html").read_text(encoding="utf-8")
-    for name, value in values.items():
-        text = text.replace(f"{{{{{name}}}}}", value)
-    before, after = text.split("{{pieces}}")
-    return before, after.replace("{{script}}", _joined(SCRIPTS))
+    before, after = (PAGE / "page.html").read_text(encoding="utf-8").split("{{pieces}}")
+    filled = (_filled(part, {**values, "script": _joined(SCRIPTS)}) for part in (before, after))
+    return next(filled), next(filled)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Values in the places of `{{name}}`; what a value holds is no place."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
 
 
 def _joined(names: Iterable[str]) -> str:

@@ -9,7 +9,8 @@ import pandas as pd
 
 from launch.reporting import charts, html_file
 from launch.reporting.rows import pack
-from launch.reporting.runs import Prompts, configs, difference
+from launch.reporting.runs import PromptPieces, configs, difference
+from launch.rows.stored_task import StoredTasks
 from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
 from pipeline.spec import require
@@ -51,9 +52,9 @@ def read(number: int, roots: Sequence[str], limit: int) -> Side:
 class Pieces:
     """The data of a report: an index that is always loaded, the rest loaded when needed."""
 
-    def __init__(self, sides: Sequence[Side]) -> None:
+    def __init__(self, sides: Sequence[Side], tasks: StoredTasks) -> None:
         self.sides = sides
-        self.prompts = Prompts()
+        self.prompts = PromptPieces(tasks)
         self.lines: list[dict[str, Any]] = []
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
@@ -139,8 +140,11 @@ def write_report(
     compare: Sequence[str] = (),
     rows: int = SHOWN_ROWS,
     title: str = TITLE,
+    tasks: StoredTasks | None = None,
 ) -> int:
     """Write the report of some run folders, beside that of others to compare; returns its bytes.
+
+    `tasks` makes the tasks that rows name, to show their prompts: those of conf/ unless given.
 
     Raises:
         SpecError: a folder without rows, or a library that is missing.
@@ -148,4 +152,4 @@ def write_report(
     require(rows >= 0, "--rows", "be 0 or more", rows)
     groups = [runs, compare] if compare else [runs]
     sides = [read(number, roots, rows) for number, roots in enumerate(groups)]
-    return html_file.write(output, title, Pieces(sides))
+    return html_file.write(output, title, Pieces(sides, tasks or StoredTasks()))

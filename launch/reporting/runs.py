@@ -1,42 +1,32 @@
 """What run folders say about their runs: configs side by side, and the prompts of their rows."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launch.config.compose import build
+from launch.rows.stored_task import StoredTasks, prompt_of
 from pipeline.protocols import Example, Task
 from pipeline.run.point import prompt_text
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
+from pipeline.store.run_record import read_record
 
-OWN_TASKS = (
-    "components.tasks."  # a record names a class; only our own are loaded to ask for prompts
-)
-NOT_SHOWN = ("sampling", "attempts", "overrides")
 Flat = dict[str, Any]
 
 
 def record(folder: Path) -> dict[str, Any] | None:
-    """The run.json of a folder; None where there is none (the original wrote none)."""
+    """The run.json of a folder; None where there is none (older systems wrote none)."""
     path = folder / "run.json"
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}; restore it or move it away") from error
-    return found
+    return read_record(path) if path.exists() else None
 
 
-def flat(value: Any, prefix: str = "") -> Flat:
+def dotted_keys(value: Any, prefix: str = "") -> Flat:
     """Nested mappings as one level of dotted keys."""
     if not isinstance(value, Mapping) or not value:
         return {prefix: value}
     found: Flat = {}
     for key, item in value.items():
-        found |= flat(item, f"{prefix}.{key}" if prefix else str(key))
+        found |= dotted_keys(item, f"{prefix}.{key}" if prefix else str(key))
     return found
 
 
@@ -47,7 +37,7 @@ def configs(folders: Iterable[Path]) -> dict[str, list[Any]]:
         stored = record(folder)
         if stored is None:
             continue
-        known = flat(stored.get("spec", {})) | flat({"step": stored.get("step")})
+        known = dotted_keys(stored.get("spec", {})) | dotted_keys({"step": stored.get("step")})
         known |= {f"identity.{k}": v for k, v in (stored.get("identity") or {}).items()}
         for key, value in known.items():
             values = found.setdefault(key, [])
@@ -72,13 +62,15 @@ def difference(
     ]
 
 
-class Prompts:
+class PromptPieces:
     """The messages of rows, made again from the task that their run.json names.
 
     Texts are kept once: a message is a role and the number of its text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: StoredTasks) -> None:
+        """`tasks` makes the tasks of run folders."""
+        self._stored_tasks = tasks
         self._texts: dict[str, int] = {}
         self._prompts: dict[tuple[Path, str], int | None] = {}
         self._tasks: dict[Path, Task | None] = {}
@@ -104,7 +96,11 @@ class Prompts:
             return None
         question = str(row.get("problem") or "")
         example = Example(str(row.get("example_id")), question, row.get("gold_answer"), row)
-        *messages, prefill = prompt_text(task.prompt(example))
+        try:
+            *messages, prefill = prompt_text(prompt_of(task, example))
+        except SpecError as error:
+            self.refused[str(folder)] = str(error)
+            return None
         turns = [[role, *map(self._text, texts)] for role, *texts in messages]
         if prefill[1:]:
             turns.append(["prefill", *map(self._text, prefill[1:])])
@@ -115,14 +111,11 @@ class Prompts:
         return self._texts.setdefault(text, len(self._texts))
 
     def _task(self, folder: Path) -> Task | None:
-        node = ((record(folder) or {}).get("spec") or {}).get("task") or {}
-        target = str(node.get("_target_", ""))
-        if not target.startswith(OWN_TASKS):
-            self.refused[str(folder)] = "run.json names no task of this repository"
-            return None
         try:
-            task: Task = build("task", node)
+            task = self._stored_tasks.recorded(folder)
         except SpecError as error:
             self.refused[str(folder)] = str(error)
             return None
+        if task is None:
+            self.refused[str(folder)] = "no run.json there names a task"
         return task

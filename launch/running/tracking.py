@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launch.config.compose import build
-from launch.reporting.runs import flat
+from launch.reporting.runs import dotted_keys
 from pipeline.analysis import summary
 from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
@@ -37,7 +37,7 @@ class Tracking:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
         self._thread.start()
-        params = {k: v for k, v in flat(asdict(point.spec)).items() if v is not None}
+        params = {k: v for k, v in dotted_keys(asdict(point.spec)).items() if v is not None}
         tags = {"fingerprint": point.fingerprint, "folder": str(point.folder)}
         name = point.folder.parent.name or point.folder.name
         self._calls.put(lambda: tracker.start(name, params, tags))
@@ -66,9 +66,12 @@ class Tracking:
             yield folder / f"{name}.csv"
         if self.tracker.report:
             from launch.reporting.page_file import write_report
+            from launch.rows.stored_task import StoredTasks
 
+            files = [str(file.path) for file in table.files]
+            tasks = StoredTasks(classes=[str(self.point.spec.task["_target_"])])
             try:
-                write_report(folder / "report.html", [str(file.path) for file in table.files])
+                write_report(folder / "report.html", files, tasks=tasks)
             except SpecError as error:
                 log.warning("the report is not among the artifacts: %s", error)
             else:

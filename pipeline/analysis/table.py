@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -86,11 +86,27 @@ class Table:
                     assert row is not None
                     yield index, row
 
+    def with_verdicts(self, verdicts: Array) -> "Table":
+        """This table with other verdicts (1, 0 or NaN by pass), and `improved` by them.
+
+        The verdicts that rows hold become the column `recorded`.
+        """
+        passes = self.passes
+        if "recorded" not in passes:
+            passes = passes.assign(recorded=passes["correct"])
+        passes = passes.assign(correct=verdicts)
+        is_first = passes["pass"] == "pass1"
+        before = passes[is_first].set_index("row")["correct"].reindex(passes["row"]).to_numpy()
+        gained = (passes["correct"] > 0) & (before == 0)
+        judged = passes["correct"].notna() & ~np.isnan(before) & ~is_first
+        passes["improved"] = gained.astype(np.float32).where(judged)
+        return replace(self, passes=passes)
+
     def keep(self, wanted: pd.Series) -> "Table":
         """The table of those rows for which `wanted` (indexed like `rows`) holds."""
         rows = self.rows[wanted]
         passes = self.passes[self.passes["row"].isin(rows.index)]
-        return Table(self.files, rows, passes, self.broken, self.superseded)
+        return replace(self, rows=rows, passes=passes)
 
 
 def load(files: Sequence[RowFile], judge: Judge | None = None, workers: int | None = None) -> Table:

@@ -169,7 +169,7 @@ def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         problem = ", ".join(f"no {key!r}" for key in keys if key not in found)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         problem = str(error)
     if problem or not isinstance(found, dict):
         raise SpecError(

@@ -15,7 +15,7 @@ from launch import report
 from launch.reporting import html_file
 from launch.reporting.compare import NAMES
 from launch.reporting.rows import pack, passes_of
-from launch.reporting.runs import difference, flat
+from launch.reporting.runs import difference, dotted_keys
 from pipeline.protocols import Cue, Example
 from pipeline.run.pass_fields import Keep, build_pass
 from pipeline.store.files import encode
@@ -197,9 +197,13 @@ def test_an_original_board_and_the_shown_pass_1_are_found() -> None:
 
 
 def test_configs_are_compared_key_by_key() -> None:
-    ours = {key: [value] for key, value in flat({"run": {"seed": 1, "cue": {}}, "a": [1]}).items()}
+    ours = {
+        key: [value]
+        for key, value in dotted_keys({"run": {"seed": 1, "cue": {}}, "a": [1]}).items()
+    }
     theirs = {
-        key: [value] for key, value in flat({"run": {"seed": 2, "cue": {}}, "b": None}).items()
+        key: [value]
+        for key, value in dotted_keys({"run": {"seed": 2, "cue": {}}, "b": None}).items()
     }
     differs = [item["key"] for item in difference(ours, theirs) if not item["same"]]
     assert differs == ["run.seed", "a", "b"]
@@ -225,7 +229,7 @@ def test_a_task_outside_this_repository_is_not_loaded(tmp_path: Path) -> None:
     assert report.main([str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]) == 0
     index = unpacked(tmp_path / "r.html")["index"]
     assert all(row["prompt"] is None for row in index["rows"])
-    assert any("names no task of this repository" in note for note in index["notes"])
+    assert any("which no file of conf/task names" in note for note in index["notes"])
 
 
 def test_every_script_and_style_of_the_page_is_in_the_file() -> None:
