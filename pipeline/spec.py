@@ -22,6 +22,10 @@ class SpecError(ValueError):
     """
 
 
+class MissingCheckpointError(SpecError):
+    """The checkpoint of a training step is not there, or not yet: `run.missing_checkpoint`."""
+
+
 def require(rule_holds: bool, key: str, rule: str, value: object) -> None:
     """Raise `SpecError` naming the config key, the rule and the value unless `rule_holds`."""
     if not rule_holds:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.spec import SpecError
+from pipeline.spec import MissingCheckpointError, SpecError
 
 _STEP_FOLDER = re.compile(r"(?:checkpoint|global_step|step)[-_]?(\d+)")
 _BEST_FOLDERS = ("best", "best_model")
@@ -29,11 +29,12 @@ def pick(series: Path, step: int | str) -> Pick:
     own state tells its step.
 
     Raises:
-        SpecError: there is no such step; the message lists those that exist.
+        MissingCheckpointError: there is no such step; the message lists those that exist.
+        SpecError: the folder names a step twice, or its state cannot be read.
     """
     if not series.is_dir():
         rule = "name a folder that holds checkpoint-<step> folders"
-        raise SpecError(f"model.checkpoints must {rule}, got {str(series)!r}")
+        raise MissingCheckpointError(f"model.checkpoints must {rule}, got {str(series)!r}")
     steps = _steps(series)
     if step == "best":
         return _best(series, steps)
@@ -100,6 +101,8 @@ def _state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _missing(series: Path, steps: dict[int, Path], step: object) -> SpecError:
+def _missing(series: Path, steps: dict[int, Path], step: object) -> MissingCheckpointError:
     exist = ", ".join(str(number) for number in sorted(steps)) or "none"
-    return SpecError(f"model.step must be one that {str(series)!r} has ({exist}), got {step!r}")
+    return MissingCheckpointError(
+        f"model.step must be one that {str(series)!r} has ({exist}), got {step!r}"
+    )

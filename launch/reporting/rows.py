@@ -10,13 +10,13 @@ from typing import Any
 from pipeline.run.markers import PATTERNS
 from pipeline.run.pass_fields import TAGS, THINK_BLOCK
 from pipeline.store.files import Row
+from pipeline.store.pass_names import distinct_passes
 
 Fields = Mapping[str, Any]
 TITLE_CHARS = 160
 # Shown in places of their own, or too long for a table of fields.
 SHOWN_ELSEWHERE = ("output", "prev_output", "reconsider_context", "reconsider_excerpt", "cue_text")
 BOARD = re.compile(r"\b[oxA-Z]{9,}\b")
-LETTERED = re.compile(r"pass2[a-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,9 @@ class Packed:
     tokens: list[dict[str, Any] | None]
 
 
-def passes_of(row: Row) -> list[tuple[str, Fields]]:
-    """The passes of a row, pass 1 first. A `pass2` that repeats a lettered pass is left out.
-
-    Rows of the original's oldest runner are one pass without an object of its own.
-    """
-    if not row.get("pass1") and "output" in row:
-        return [("pass1", {name: row[name] for name in ("output", "entropy") if name in row})]
-    lettered = [name for name in sorted(row) if LETTERED.fullmatch(name) and row[name]]
-    found = [(name, row[name]) for name in ["pass1", *lettered] if row.get(name)]
-    last = row.get("pass2")
-    if last and not any(last.get("output") == row[name].get("output") for name in lettered):
-        found.append(("pass2", last))
-    return found
-
-
 def pack(row: Row) -> Packed:
     """Pack one row. Fields that are missing stay missing; none is made up."""
-    passes = passes_of(row)
+    passes = list(distinct_passes(row).items())
     question = str(row.get("problem") or "")
     line = {
         "task": row.get("task"),

@@ -1,9 +1,7 @@
 """Judges the passes of finished rows again, by the settings of their runs or by others."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +11,7 @@ from pipeline.backfill.stored_rows import example_of, generations, phases_of
 from pipeline.protocols import Task
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
+from pipeline.store.pass_names import passes_with_output
 
 ROWS_AT_ONCE = 256
 THREADS = 8
@@ -47,7 +46,7 @@ def judge(row: Row, task: Task) -> Verdicts:
     phases, example = phases_of(row, task), example_of(row)
     verdicts = {}
     try:
-        for name, fields in passes_of(row):
+        for name, fields in passes_with_output(row).items():
             by_phase = {p.name: g for p, g in zip(phases, generations(fields, phases), strict=True)}
             verdicts[name] = task.score(example, by_phase)["is_correct_pred"]
     except MISFITS as error:
@@ -56,13 +55,6 @@ def judge(row: Row, task: Task) -> Verdicts:
             f"example {example.id}: task {task.name} cannot judge it ({text})"
         ) from error
     return verdicts
-
-
-def passes_of(row: Row) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The pass objects that hold an output."""
-    for name, fields in row.items():
-        if name.startswith("pass") and isinstance(fields, dict) and "output" in fields:
-            yield name, fields
 
 
 def _number(right: bool | None) -> float:

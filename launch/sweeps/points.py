@@ -18,7 +18,7 @@ from launch.config.command_line import check_choices, sentence
 from launch.config.compose import build, build_backend, build_point, to_spec
 from pipeline.protocols import Backend, Task
 from pipeline.run.point import Point
-from pipeline.spec import RunSpec, SpecError, digest
+from pipeline.spec import MissingCheckpointError, RunSpec, SpecError, digest
 from pipeline.store.rows import key_of, read_rows
 from pipeline.store.run_record import attempts_of, read_record
 
@@ -141,7 +141,7 @@ class Builder:
         try:
             point = self._point(draft)
         except SpecError as error:
-            gone = str(error).startswith(("model.step must", "model.checkpoints must name"))
+            gone = isinstance(error, MissingCheckpointError)
             if gone and draft.spec.run.missing_checkpoint != "fail":
                 return Member(draft, problem=str(error))
             raise SpecError(f"{error} (the point {' '.join(draft.overrides)})") from error

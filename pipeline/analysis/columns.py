@@ -2,7 +2,6 @@
 
 import gc
 import math
-import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import xxhash
 
 from pipeline.analysis.row_files import parse
 from pipeline.store.files import Row
+from pipeline.store.pass_names import PASS_NAMES
 
 # In lines: null is None, and what is absent is ABSENT where numbers are made of it at once.
 Flag = bool | int | None
@@ -23,8 +23,6 @@ Number = float | None
 Text = str | None
 ABSENT = -1
 Array = np.ndarray[Any, Any]
-# A pass in these columns of a line: `pass1`, then the reconsiderations.
-PASSES = ("pass1", "pass2", *(f"pass2{letter}" for letter in string.ascii_lowercase))
 SECOND = ("pass2", "pass2c", "pass2b", "pass2a")  # which of them S0's table calls pass 2
 CAPPED = ("max_new_tokens", "length")
 UNANSWERED = ("no_answer", "truncated")
@@ -74,7 +72,7 @@ _ROW_FIELDS: list[tuple[str, Any, Any]] = [
     ("entropy", Number, None),
 ]
 RowLine: Any = msgspec.defstruct(
-    "RowLine", [*_ROW_FIELDS, *((name, PassLine | None, None) for name in PASSES)], gc=False
+    "RowLine", [*_ROW_FIELDS, *((name, PassLine | None, None) for name in PASS_NAMES)], gc=False
 )
 _DECODER = msgspec.json.Decoder(RowLine)
 # Fields of a pass -> column names. float32 holds flags and counts exactly; readers of a mean widen.
@@ -217,7 +215,7 @@ def _decode_one(raw: memoryview) -> Any:
 def _lenient(row: Row) -> Any:
     """A row whose fields have other types than ours: what cannot be read counts as missing."""
     fields = {name: _cast(kind, row.get(name)) for name, kind, _ in _ROW_FIELDS}
-    for name in PASSES:
+    for name in PASS_NAMES:
         value = row.get(name)
         fields[name] = _lenient_pass(value) if isinstance(value, dict) else None
     return RowLine(**fields)
@@ -268,7 +266,7 @@ def _coded(values: Iterable[Any], count: int) -> tuple[list[Any], Array]:
 
 def _words(name: int, words: Sequence[Any]) -> tuple[Text, bool, Text, Text]:
     cue, control, _, think, answer, *_ = words
-    named = (cue or PASSES[name], bool(control)) if name else (None, False)
+    named = (cue or PASS_NAMES[name], bool(control)) if name else (None, False)
     return *named, think, answer
 
 
@@ -309,7 +307,7 @@ def _hashes(texts: Sequence[str]) -> Array:
 
 
 def _passes(found: Sequence[Any]) -> tuple[list[int], list[int], list[bool], list[PassLine]]:
-    """Every pass once: owner row, number in `PASSES`, whether S0's table takes it."""
+    """Every pass once: owner row, number in `PASS_NAMES`, whether S0's table takes it."""
     entries: list[tuple[int, int, bool, PassLine]] = []
     for owner, (first, last, a, b, c) in enumerate(map(_USUAL, found)):
         if first is not None and first != EMPTY:
@@ -330,10 +328,10 @@ def _passes(found: Sequence[Any]) -> tuple[list[int], list[int], list[bool], lis
 def _lettered(row: Any) -> list[tuple[int, bool, PassLine]]:
     """The reconsiderations of a row that has several."""
     last = row.pass2 if row.pass2 != EMPTY else None
-    there = ((number, getattr(row, PASSES[number])) for number in range(2, len(PASSES)))
+    there = ((number, getattr(row, PASS_NAMES[number])) for number in range(2, len(PASS_NAMES)))
     found = {number: fields for number, fields in there if fields is not None and fields != EMPTY}
     if last is None:
-        wanted = map(PASSES.index, SECOND)
+        wanted = map(PASS_NAMES.index, SECOND)
         taken = next((number for number in wanted if number in found), None)
     else:
         taken = max((n for n, fields in found.items() if _repeats(last, fields)), default=1)

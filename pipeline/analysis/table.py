@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.analysis.columns import PASSES, Array, Chunk, Codes, Judge, Span, read_span
+from pipeline.analysis.columns import Array, Chunk, Codes, Judge, Span, read_span
 from pipeline.analysis.row_files import RowFile, parse, read_at
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
+from pipeline.store.pass_names import PASS_NAMES
 
 SPAN_BYTES = 8 << 20  # small enough to stay in the cache of the processor
 ALONE_BYTES = 96 << 20  # less than this is read faster than a second process starts
@@ -193,7 +194,7 @@ class _Gathered:
         control = np.array([control for _, control, *_ in words], bool)
         named = {
             "row": columns.pop("row"),
-            "pass": pd.Categorical.from_codes(columns.pop("pass"), list(PASSES)),
+            "pass": pd.Categorical.from_codes(columns.pop("pass"), list(PASS_NAMES)),
             "cue": _category(code, [cue for cue, *_ in words]),
             "control": control[code] if words else np.empty(0, bool),
             "stop_think": _category(code, [think for *_, think, _ in words]),

@@ -10,6 +10,7 @@ from pipeline.protocols import Cue
 from pipeline.run.pass_fields import cue_hash
 from pipeline.spec import SpecError, require
 from pipeline.store.files import Row
+from pipeline.store.pass_names import later_passes
 
 GROUP_BY = ("model", "suite", "temperature", "step", "split", "problem")
 # Rows that differ in one of these were not made together, whatever groups them.
@@ -66,7 +67,9 @@ class Rules:
         if self.force:
             return True
         if self.add:
-            return not all(any(answers(fields, cue) for fields in later(row)) for cue in cues)
+            return not all(
+                any(answers(fields, cue) for fields in later_passes(row)) for cue in cues
+            )
         return not row.get(self.pass_key)
 
 
@@ -133,12 +136,6 @@ def _limited(gaps: list[Gap], rules: Rules) -> list[Gap]:
         chosen = set(problems)
         gaps = [gap for gap in gaps if gap.problem in chosen]
     return gaps[: rules.max_rows]
-
-
-def later(row: Row) -> list[dict[str, Any]]:
-    """The later passes of a row that hold something, `pass2` after those with a letter."""
-    names = sorted((n for n in row if n.startswith("pass2")), key=lambda n: (n == "pass2", n))
-    return [row[name] for name in names if isinstance(row[name], dict) and row[name]]
 
 
 def answers(fields: dict[str, Any], cue: Cue) -> bool:

@@ -8,18 +8,25 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 from pipeline.analysis.row_files import parse
-from pipeline.backfill.missing_passes import Gap, Scan, answers, apart, id_of, later, sample_of
+from pipeline.backfill.missing_passes import Gap, Scan, answers, apart, id_of, sample_of
 from pipeline.backfill.stored_rows import example_of, generations
 from pipeline.protocols import Cue, Example
 from pipeline.run.pass_fields import cue_hash
 from pipeline.run.point import Point
-from pipeline.run.trace import Passed, name_passes
+from pipeline.run.trace import Passed
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, encode, read_lines, write_atomically
+from pipeline.store.pass_names import (
+    LETTERED,
+    SECOND,
+    free_names,
+    is_later,
+    later_passes,
+    name_passes,
+)
 from pipeline.store.rows import Key
 
 ARRAYS = ("entropies", "logprobs", "token_ends")
@@ -101,14 +108,14 @@ def _stored(point: BackfillPoint) -> Iterator[Row]:
 def _seed(row: Row, key: Key, point: BackfillPoint, force: bool) -> Row:
     """A row with its pass 1 as a trace takes it, and the passes that are to stay."""
     by_cue: dict[str, Row1] = {}
-    for fields in later(row):
+    for fields in later_passes(row):
         named = _named(fields, point.cues)
         if named and not (force and named["cue_hash"] in map(cue_hash, point.cues)):
             by_cue.setdefault(named["cue_hash"], named)
     return {
         **key._asdict(),
         "pass1": normal(row["pass1"], point),
-        **{f"pass2{chr(ord('a') + i)}": fields for i, fields in enumerate(by_cue.values())},
+        **dict(zip(LETTERED, by_cue.values(), strict=False)),
     }
 
 
@@ -184,7 +191,7 @@ def merged(row: Row, made: Row, result: Made) -> Row:
     for name, value in row.items():
         if name in new:
             continue
-        if not (name.startswith("pass2") and _ours(row) and isinstance(value, dict | None)):
+        if not (is_later(name) and _ours(row) and isinstance(value, dict | None)):
             out[name] = value
         if name == "pass1":
             out |= new
@@ -193,13 +200,13 @@ def merged(row: Row, made: Row, result: Made) -> Row:
 
 def _ours(row: Row) -> bool:
     """Whether every later pass says by which cue it was made, so that names may be given anew."""
-    return all(fields.get("cue_hash") is not None for fields in later(row))
+    return all(fields.get("cue_hash") is not None for fields in later_passes(row))
 
 
 def _new_passes(row: Row, made: Row, result: Made) -> Row:
     """The passes that a row gets, by name."""
-    passes = {n: f for n, f in made.items() if n.startswith("pass2") and isinstance(f, dict)}
-    named = {n: f for n, f in passes.items() if n != "pass2"} or passes
+    passes = {n: f for n, f in made.items() if is_later(n) and isinstance(f, dict)}
+    named = {n: f for n, f in passes.items() if n != SECOND} or passes
     asked = {cue_hash(cue) for cue in result.cues}
     fresh = {
         name
@@ -213,15 +220,14 @@ def _new_passes(row: Row, made: Row, result: Made) -> Row:
     new = [marked[name] for name in named if name in fresh]
     if result.force:
         return name_passes(new)
-    if row.get("pass2"):
-        letters = [f"pass2{letter}" for letter in ascii_lowercase]
-        return dict(zip((n for n in letters if not row.get(n)), new, strict=False))
+    if row.get(SECOND):
+        return dict(zip(free_names(row), new, strict=False))
     return {name: fields for name, fields in name_passes(new).items() if not row.get(name)}
 
 
 def _there(fields: Row1, row: Row) -> bool:
     cue = Cue(fields.get("cue") or "", fields.get("cue_text") or "", bool(fields.get("control")))
-    return any(answers(old, cue) for old in later(row))
+    return any(answers(old, cue) for old in later_passes(row))
 
 
 def write_merged(source: Path, output: Path, result: Made) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.protocols import Generation, Phase
+from pipeline.store.pass_names import repeats
 
 ROW_COLUMNS = ("endpoint", "deployment", "api_version")  # facts about the whole row
 SUMS = ("usage", "cost_usd")  # numbers, or dicts of them: what was paid
@@ -72,8 +73,3 @@ def lift(passes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if any(name in fields for fields in paid):
             own[name] = total(fields.get(name) for fields in paid)
     return own, kept
-
-
-def repeats(name: str, passes: Mapping[str, Any]) -> bool:
-    """Whether `name` is the `pass2` that repeats one of several lettered passes."""
-    return name == "pass2" and any(len(n) == 6 and n.startswith("pass2") for n in passes)

@@ -21,9 +21,9 @@ from pipeline.run.budget import Priced
 from pipeline.run.pass_fields import cue_hash
 from pipeline.run.phases import resolve_phases
 from pipeline.run.slicing import select
-from pipeline.run.trace import stored_passes
 from pipeline.spec import RunSpec, Sampling, digest, require
 from pipeline.store.files import Row
+from pipeline.store.pass_names import MAX_CUES, stored_passes
 from pipeline.store.rows import Key
 
 # Part of every fingerprint: raised on purpose, when the same spec comes to make other rows.
@@ -104,6 +104,7 @@ def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
     refuse_what_it_cannot(spec, backend)
     everything = task.examples()
     require(len(everything) > 0, "task.data", "hold at least one example", 0)
+    require(len(spec.cue) <= MAX_CUES, "cue", f"hold {MAX_CUES} cues at most", len(spec.cue))
     cues = tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())
     model = backend.identity()
     return Point(

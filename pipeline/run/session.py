@@ -9,7 +9,7 @@ from io import FileIO
 from typing import Any
 
 from pipeline.protocols import Backend, Example
-from pipeline.run.backend_columns import ROW_COLUMNS, lift, repeats
+from pipeline.run.backend_columns import ROW_COLUMNS, lift
 from pipeline.run.budget import Budget, BudgetSpentError, cost_of
 from pipeline.run.pass_fields import generations_of
 from pipeline.run.point import Point, record_of
@@ -19,6 +19,7 @@ from pipeline.store.claims import Claims
 from pipeline.store.files import Row, StoreError, append, encode, write_atomically
 from pipeline.store.journal import Journal
 from pipeline.store.leases import Held, Leases
+from pipeline.store.pass_names import repeats
 from pipeline.store.rows import Key, Rows, gather, part_path
 from pipeline.store.run_record import RunRecord
 

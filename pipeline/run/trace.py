@@ -29,8 +29,9 @@ from pipeline.run.pass_fields import (
 from pipeline.run.phases import assistant_turn
 from pipeline.run.seeds import row_seed
 from pipeline.spec import RunSpec
-from pipeline.store.files import Row, StoreError
+from pipeline.store.files import Row
 from pipeline.store.journal import PASS1, Entry, Journal
+from pipeline.store.pass_names import name_passes, stored_passes
 from pipeline.store.rows import Key
 
 Passed = Sequence[Generation]
@@ -159,41 +160,3 @@ class Trace:
         marked = fields["has_reconsider_cue"]
         fields["is_correct_after_reconsideration"] = None if right is None else marked and right
         return fields
-
-
-def stored_passes(row: Row | None) -> list[dict[str, Any]]:
-    """The later passes of a stored row, one per cue, in order.
-
-    `pass2` only where it is the sole one.
-
-    Raises:
-        StoreError: what should be a pass of this version is none.
-    """
-    if row is None:
-        return []
-    lettered = sorted(name for name in row if len(name) == 6 and name.startswith("pass2"))
-    names = lettered or (["pass2"] if row.get("pass2") else [])
-    for name in ["pass1", *names]:
-        fields = row.get(name)
-        whole = isinstance(fields, dict) and (name == "pass1" or "cue_hash" in fields)
-        if not whole:
-            key = f"{row['example_id']}, sample {row['sample_idx']}"
-            raise StoreError(
-                f"the stored row of {key} has no whole {name}: its line was edited, or another "
-                "version wrote it; remove the line to have the row made anew"
-            )
-    return [row[name] for name in names]
-
-
-def name_passes(passes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The later passes under their names in a row.
-
-    `pass2` for one cue; for several `pass2a`, `pass2b` ..., and `pass2`: the last non-control one
-    without its arrays.
-    """
-    if len(passes) <= 1:
-        return {"pass2": passes[0] if passes else None}
-    named = {f"pass2{chr(ord('a') + index)}": fields for index, fields in enumerate(passes)}
-    last = next((p for p in reversed(passes) if not p["control"]), passes[-1])
-    scalars = {k: v for k, v in last.items() if not isinstance(v, list | dict)}
-    return named | {"pass2": scalars | {"reconsider_markers": last["reconsider_markers"]}}

@@ -14,11 +14,12 @@ import pytest
 from launch import report
 from launch.reporting import html_file
 from launch.reporting.compare import NAMES
-from launch.reporting.rows import pack, passes_of
+from launch.reporting.rows import pack
 from launch.reporting.runs import difference, dotted_keys
 from pipeline.protocols import Cue, Example
 from pipeline.run.pass_fields import Keep, build_pass
 from pipeline.store.files import encode
+from pipeline.store.pass_names import distinct_passes
 from tests.browser.runs import CUES, HOSTILE, PHASES, generation, write_run
 from tests.fakes.configs import ROOT
 
@@ -137,7 +138,7 @@ def test_a_row_of_the_original_keeps_what_it_has() -> None:
     }
     again = first | {"output": "<think>b</think><answer>5</answer>", "unknown_v1": True}
     row = {"problem": "2+2", "pass1": first, "pass2a": first, "pass2": again, "pass2c": again}
-    assert [name for name, _ in passes_of(row)] == ["pass1", "pass2a", "pass2c"]
+    assert list(distinct_passes(row)) == ["pass1", "pass2a", "pass2c"]
     packed = pack(row)
     assert packed.line["example"] == "2+2" and packed.tokens == [None, None, None]
     assert packed.texts["passes"][2]["fields"]["unknown_v1"] is True

@@ -5,7 +5,6 @@ import pytest
 from pipeline.protocols import Cue, Example, Generation, Phase
 from pipeline.run.markers import find_markers
 from pipeline.run.pass_fields import Keep, build_pass, generations_of, valid_tags
-from pipeline.run.trace import name_passes, stored_passes
 from tests.fakes.toy_task import TAGGED
 
 EXAMPLE = Example("e", "What?", "x")
@@ -145,16 +144,6 @@ def test_tag_structure(text: str, valid: bool) -> None:
 )
 def test_markers(text: str, names: list[str]) -> None:
     assert find_markers(text).names == names
-
-
-def test_passes_are_named_as_the_cues_come_and_pass2_is_the_last_that_is_no_control() -> None:
-    made = [build_pass(EXAMPLE, TAGGED, two("yes", "x"), cue, Keep()) for cue in (WAIT, NEUTRAL)]
-    named = name_passes(made)
-    assert list(named) == ["pass2a", "pass2b", "pass2"]
-    assert named["pass2"]["cue"] == "wait" and "token_ids" not in named["pass2"]
-    row = {"example_id": "e", "sample_idx": 0, "pass1": made[0]} | named
-    assert stored_passes(row) == made
-    assert name_passes(made[:1]) == {"pass2": made[0]} and name_passes([]) == {"pass2": None}
 
 
 @pytest.mark.parametrize(
