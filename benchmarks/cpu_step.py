@@ -31,9 +31,9 @@ _PARTS: tuple[tuple[str, type[Any], str], ...] = (
     ("matrix products", nn.Linear, "forward"),
     ("matrix products", packed.Packed, "forward"),
     ("attention", attention.DecodeFrame, "attend"),
-    ("caching", cache.KeyValues, "write"),
-    ("entropy, logprob, draw", plain.PlainSteps, "_draw"),
-    ("all", plain.PlainSteps, "_decode"),
+    ("caching", cache.KVCache, "write"),
+    ("entropy, logprob, draw", plain.TorchSteps, "_draw"),
+    ("all", plain.TorchSteps, "_decode"),
 )
 _STEPS, _FIRST = 24, 12  # steps that are measured, and those before
 
@@ -71,7 +71,7 @@ async def measured(options: argparse.Namespace, rows: int) -> dict[str, Any]:
     made = {part: round(1e3 * seconds / _STEPS, 1) for part, seconds in parts.items()}
     found = {"wall": statistics.median(walls), "least wall": min(walls)}
     made |= {name: round(1e3 * seconds, 1) for name, seconds in found.items()}
-    return made | {name: about[name] for name in ("dtype", "threads", "most_rows")}
+    return made | {name: about[name] for name in ("dtype", "threads", "peak_sequences")}
 
 
 @contextmanager
@@ -92,9 +92,9 @@ def timed(spent: collections.Counter[str], walls: list[float], rows: int) -> Ite
 
         return call
 
-    whole = plain.PlainSteps.decode
+    whole = plain.TorchSteps.decode
 
-    def step(self: plain.PlainSteps, some: Any, steps: int) -> Any:
+    def step(self: plain.TorchSteps, some: Any, steps: int) -> Any:
         started = time.perf_counter()
         made = whole(self, some, steps)
         if len(some) == rows:
@@ -103,11 +103,11 @@ def timed(spent: collections.Counter[str], walls: list[float], rows: int) -> Ite
 
     for part, kind, name in _PARTS:
         setattr(kind, name, noted(part, real[kind, name]))
-    plain.PlainSteps.decode = step  # type: ignore[method-assign]
+    plain.TorchSteps.decode = step  # type: ignore[method-assign]
     try:
         yield
     finally:
-        plain.PlainSteps.decode = whole  # type: ignore[method-assign]
+        plain.TorchSteps.decode = whole  # type: ignore[method-assign]
         for (kind, name), work in real.items():
             setattr(kind, name, work)
 

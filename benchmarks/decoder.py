@@ -152,7 +152,7 @@ def load_of(name: str, options: argparse.Namespace) -> Workload:
 def leave_out(parts: Sequence[str]) -> None:
     """Have the decoder do without threads of their own for rows, or without reordered weights."""
     if "shards" in parts:
-        plain.SHARE = 1 << 30
+        plain.TOKENS_PER_THREAD = 1 << 30
     if "packing" in parts:
         packed.packs = lambda: False
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from components.decoding.cuda_sampler import FusedSampler
+from components.decoding.cuda_sampler import CudaSampler
 from components.decoding.fast_draw import draw
-from components.decoding.sampling import Settings, observe
+from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp
 from pipeline.spec import Sampling
 
 DEVICE = torch.device("cuda")
@@ -46,8 +46,8 @@ def logits_of(rows: int, size: int, peaked: bool, seed: int) -> Tensor:
     return logits.bfloat16()
 
 
-def sampler(rows: list[Sampling], size: int) -> FusedSampler:
-    made = FusedSampler(len(rows), size, DEVICE, size, False)
+def sampler(rows: list[Sampling], size: int) -> CudaSampler:
+    made = CudaSampler(len(rows), size, DEVICE, size, False)
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "top_k"):
         column = getattr(made, name)
         column.copy_(torch.tensor([getattr(row, name) for row in rows], dtype=column.dtype))
@@ -102,14 +102,14 @@ def floor(size: int, counts: list[int]) -> None:
 
 def plainly(size: int, count: int) -> None:
     logits = logits_of(count, size, True, 0)
-    settings = Settings.of([SETTINGS["T 0.7, top_p 0.95"]] * count, DEVICE)
+    settings = SamplingTensors.of([SETTINGS["T 0.7, top_p 0.95"]] * count, DEVICE)
     seeds = torch.arange(count, device=DEVICE)
     times = []
     for _ in range(5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         whole = logits.float()
-        observe(whole)
+        entropy_and_logsumexp(whole)
         draw(whole, settings, seeds, seeds)
         end.record()
         end.synchronize()
@@ -119,7 +119,7 @@ def plainly(size: int, count: int) -> None:
 
 def differing(size: int, draws: int) -> None:
     rows = [*SETTINGS.values(), *MORE] * 64
-    settings = Settings.of(rows, DEVICE)
+    settings = SamplingTensors.of(rows, DEVICE)
     fused = sampler(rows, size)
     calls = -(-draws // len(rows))
     wrong = 0

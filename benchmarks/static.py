@@ -179,7 +179,7 @@ def our_runs(
     import torch
 
     from components.backends.hf.static import StaticDecoder
-    from components.decoding.sequence import Decoded, Limits
+    from components.decoding.sequence import Limits, TokenSequence
     from pipeline.protocols import Group, Prompt, Request
     from pipeline.spec import Sampling
 
@@ -190,7 +190,7 @@ def our_runs(
     def run(entropy: bool) -> None:
         for batch in batches(options, encoder):
             rows = [
-                Decoded(
+                TokenSequence(
                     Request(
                         Prompt(()),
                         ("</think>",),

@@ -1,26 +1,27 @@
-"""The sampler on CUDA: entropy, logprob and an exact draw for every row, in four launches."""
+"""The sampler on CUDA: entropy, logprob and an exact draw for every row, in four kernels."""
 
 import torch
 import triton
 from torch import Tensor
 
-from components.decoding.kernels.conclude import conclude, weigh
-from components.decoding.kernels.row import CHUNK, FACTS, LANES
-from components.decoding.kernels.scan import scan
-from components.decoding.kernels.settle import HEAP, settle
+from components.decoding.kernels.finish_draw import finish_draw, total_mass
+from components.decoding.kernels.resolve_candidates import HEAP, resolve_candidates
+from components.decoding.kernels.row import CHUNK, LANES, ROW_WIDTH
+from components.decoding.kernels.scan_logits import scan_logits
 
-_BLOCKS = 2048  # blocks that fill a card of some 130 multiprocessors evenly
+_MIN_BLOCKS = 2048  # blocks that fill a GPU of some 130 multiprocessors evenly
 _SPLITS = (4, 8, 16)
 
 
-class FusedSampler:
-    """Draws what `race.draw` draws from the same logits, and measures what `observe` does.
+class CudaSampler:
+    """Draws the ids that `fast_draw.draw` draws, and measures entropies and logprobs.
 
     Nothing is allocated after construction and nothing waits for the host, so a call can be
-    captured in a CUDA graph once it has run before. Columns are written in place by the owner, at
-    any time before a step: `temperature`, `top_p`, `min_p`, `repetition_penalty` (float32),
-    `seeds`, `indices`, `top_k` (int64), each [rows], and `seen` (see `note`). Results are written
-    in place: `tokens` (int64), `entropies` and `logprobs` (float32), each [rows], of raw logits.
+    captured in a CUDA graph once it has run before. The owner writes the columns in place, at any
+    time before a step: `temperature`, `top_p`, `min_p`, `repetition_penalty` (float32), `seeds`,
+    `indices`, `top_k` (int64), each [rows], and `seen` (see `mark_seen`). Results are written in
+    place: `tokens` (int64), `entropies` (nats) and `logprobs` (float32), each [rows]; the latter
+    two are those of raw logits.
     """
 
     def __init__(
@@ -29,11 +30,11 @@ class FusedSampler:
         """Allocate for up to `rows` rows.
 
         Args:
-            rows: most rows of a call.
-            vocabulary: logits of a row.
+            rows: the largest number of rows of a call.
+            vocabulary: logits per row.
             device: a CUDA device.
-            bound: ids from here on are never drawn; they count in entropy and logprob.
-            penalises: whether some row may ever have a repetition penalty, which costs time.
+            bound: ids from this one on are never drawn; entropies and logprobs include them.
+            penalises: whether any row may ever have a repetition penalty, which costs time.
         """
         self.vocabulary = vocabulary
         self.bound = min(bound, vocabulary)
@@ -52,14 +53,14 @@ class FusedSampler:
         self._lanes = torch.empty(3 * lanes, device=device)
         self._listed = torch.empty(lanes, dtype=torch.int32, device=device)
         self._sums = torch.empty(3 * lanes // int(LANES), device=device)
-        self._facts = torch.empty(rows, int(FACTS), device=device)
-        self._states = torch.empty(rows, int(FACTS), dtype=torch.int32, device=device)
+        self._row_floats = torch.empty(rows, int(ROW_WIDTH), device=device)
+        self._row_ints = torch.empty(rows, int(ROW_WIDTH), dtype=torch.int32, device=device)
         self._heap = torch.empty(rows, int(HEAP), device=device)
         self._heap_mass = torch.empty_like(self._heap)
         self._heap_ids = torch.empty(rows, int(HEAP), dtype=torch.int32, device=device)
 
     def __call__(self, logits: Tensor) -> None:
-        """Draw for the first rows: `logits` is [some rows, vocabulary], float32 or bfloat16.
+        """Draw for the first rows; `logits` is [up to rows, vocabulary], of a floating type.
 
         Raises:
             ValueError: the logits' shape, type or layout does not fit.
@@ -74,34 +75,34 @@ class FusedSampler:
         kind = {"SPLITS": splits, "PENALISES": self.penalises}
         lanes = {"WIDTH": width, **kind}
         span = triton.next_power_of_2(tiles * width)
-        kept = (self._facts, self._states)
+        state = (self._row_floats, self._row_ints)
         heap = (self._listed, self._heap, self._heap_ids, self._heap_mass)
-        scan[splits, count](
+        scan_logits[splits, count](
             *row, self._lanes, self._sums, self.vocabulary, self.bound, tiles, **lanes
         )
-        settle[count,](
-            *row, self._lanes, self._sums, *kept, *heap, *results, self.bound, tiles,
+        resolve_candidates[count,](
+            *row, self._lanes, self._sums, *state, *heap, *results, self.bound, tiles,
             SPAN=span, **lanes, num_warps=8,
         )  # fmt: skip
         chunks = triton.cdiv(triton.cdiv(self.bound, int(CHUNK)), splits)
-        weigh[splits, count](*row, self._sums, *kept, self.bound, chunks, **kind)
-        conclude[count,](
-            *row, self._sums, *kept, self.tokens, self.logprobs, self.bound, **kind, num_warps=16
+        total_mass[splits, count](*row, self._sums, *state, self.bound, chunks, **kind)
+        finish_draw[count,](
+            *row, self._sums, *state, self.tokens, self.logprobs, self.bound, **kind, num_warps=16
         )
 
-    def set(self, columns: Tensor, numbers: Tensor, counts: Tensor) -> None:
-        """Write rows' parameters into their columns, int64 [some].
+    def set_rows(self, columns: Tensor, numbers: Tensor, counts: Tensor) -> None:
+        """Write the parameters of n rows.
 
         Args:
-            columns: where.
-            numbers: temperature, top_p, min_p and repetition penalty, float32 [4, some].
-            counts: seed, index and top_k, int64 [3, some].
+            columns: which rows, int64 [n].
+            numbers: temperature, top_p, min_p and repetition penalty, float32 [4, n].
+            counts: seed, index and top_k, int64 [3, n].
         """
         self._numbers[:, columns] = numbers
         self._counts[:, columns] = counts
 
-    def note(self, row: int, ids: Tensor) -> None:
-        """Take `ids`, int64 [any], for all that a row has seen; ids drawn later add themselves."""
+    def mark_seen(self, row: int, ids: Tensor) -> None:
+        """Set the ids, int64 [n], that a row has seen; ids that are drawn later are added."""
         words = self.seen.shape[1]
         flags = torch.zeros(words * 32, dtype=torch.int64, device=self.seen.device)
         flags[ids.to(flags.device)] = 1
@@ -111,13 +112,13 @@ class FusedSampler:
     def _check(self, logits: Tensor) -> None:
         rows, size = logits.shape
         if rows > len(self.tokens) or size != self.vocabulary:
-            most = (len(self.tokens), self.vocabulary)
-            raise ValueError(f"logits must be at most {most}, got {(rows, size)}")
+            largest = (len(self.tokens), self.vocabulary)
+            raise ValueError(f"logits must be at most {largest}, got {(rows, size)}")
         if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(f"logits must be float32, bfloat16 or float16, got {logits.dtype}")
         if logits.stride(1) != 1:
-            raise ValueError(f"a row's logits must be neighbours, got strides {logits.stride()}")
+            raise ValueError(f"a row's logits must be contiguous, got strides {logits.stride()}")
 
 
 def _splits(count: int) -> int:
-    return next((splits for splits in _SPLITS if splits * count >= _BLOCKS), _SPLITS[-1])
+    return next((splits for splits in _SPLITS if splits * count >= _MIN_BLOCKS), _SPLITS[-1])

@@ -6,22 +6,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.decoding.noise import HIGHEST, LOWEST, field, gumbel, low, row_words
+from components.decoding.noise import MAX_NOISE, MIN_NOISE, field, gumbel, low_word, row_words
 from components.decoding.sampling import (
-    Settings,
+    SamplingTensors,
     barred_by,
     eligible,
-    observe,
+    entropy_and_logsumexp,
     over_temperature,
-    rows_at_once,
-    spread,
+    rows_per_chunk,
+    shifted_entropy_and_logsumexp,
 )
 
-_NEAR = (-7.0, -10.0)  # scaled logits above which what top_p keeps is looked for
+_NEAR_LARGEST = (-7.0, -10.0)  # scaled logits above which what top_p keeps is looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """Drawn ids, int64 [rows], and what raw logits say of them, float32 [rows] each."""
 
     tokens: Tensor
@@ -31,13 +31,13 @@ class Sampled:
 
 def sample(
     logits: Tensor,
-    settings: Settings,
+    settings: SamplingTensors,
     seeds: Tensor,
     indices: Tensor,
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
-) -> Sampled:
-    """What `draw` draws and `observe` measures, with the logits read once on a CPU.
+) -> SampledTokens:
+    """What `draw` draws and `entropy_and_logsumexp` measures, with the logits read once on a CPU.
 
     Arguments are as of `draw`; logits of any type.
     """
@@ -45,18 +45,20 @@ def sample(
     if not settings.random or logits.device.type != "cpu":
         logits = logits.float()
         tokens = draw(logits, settings, seeds, indices, allowed, seen)
-        entropies, totals = observe(logits)
+        entropies, totals = entropy_and_logsumexp(logits)
     else:
-        race = _Race(logits, settings, barred, seen, observes=True)
-        tokens = race.winners(seeds, indices)
-        entropies, totals = (torch.cat(parts) for parts in zip(*race.observed, strict=True))
+        sampler = GumbelMax(logits, settings, barred, seen, measures=True)
+        tokens = sampler.draw(seeds, indices)
+        entropies, totals = (
+            torch.cat(pieces) for pieces in zip(*sampler.measurements, strict=True)
+        )
     chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return Sampled(tokens, entropies, chosen.float() - totals)
+    return SampledTokens(tokens, entropies, chosen.float() - totals)
 
 
 def draw(
     logits: Tensor,
-    settings: Settings,
+    settings: SamplingTensors,
     seeds: Tensor,
     indices: Tensor,
     allowed: Tensor | None = None,
@@ -76,10 +78,10 @@ def draw(
     """
     if not settings.random:
         return _first(eligible(logits, settings, barred_by(allowed), seen)).squeeze(-1)
-    return _Race(logits, settings, barred_by(allowed), seen).winners(seeds, indices)
+    return GumbelMax(logits, settings, barred_by(allowed), seen).draw(seeds, indices)
 
 
-class _Race:
+class GumbelMax:
     """Logits plus noise, where noise is made only for ids that may win.
 
     A row's largest logit passes every filter, so that a winner scores no less than it does, and
@@ -90,186 +92,198 @@ class _Race:
     def __init__(
         self,
         logits: Tensor,
-        settings: Settings,
+        settings: SamplingTensors,
         barred: Tensor | None,
         seen: Tensor | None,
-        observes: bool = False,
+        measures: bool = False,
     ) -> None:
         self._logits, self._settings, self._barred, self._seen = logits, settings, barred, seen
-        self._raw = barred is None and not settings.penalises  # nothing is done to logits
-        self._step = rows_at_once(logits)
-        self._least = _least(settings, logits.shape[-1])
-        self._observes = observes
-        self.observed: list[tuple[Tensor, Tensor]] = []  # entropies and log-sum-exps of some rows
+        self._unmodified = barred is None and not settings.penalises  # nothing is done to logits
+        self._chunk_rows = rows_per_chunk(logits)
+        self._min_logit = _min_logit(settings, logits.shape[-1])
+        self._measures = measures
+        self.measurements: list[
+            tuple[Tensor, Tensor]
+        ] = []  # entropies and log-sum-exps of some rows
         # Memory that is taken once spares a CPU the faults of fresh pages.
-        room = min(self._step, len(logits)), logits.shape[-1]
-        self._floats = torch.empty(3, *room, device=logits.device)
-        self._words = torch.empty(2, *room, dtype=torch.int32, device=logits.device)
+        buffer = min(self._chunk_rows, len(logits)), logits.shape[-1]
+        self._floats = torch.empty(3, *buffer, device=logits.device)
+        self._words = torch.empty(2, *buffer, dtype=torch.int32, device=logits.device)
 
-    def winners(self, seeds: Tensor, indices: Tensor) -> Tensor:
+    def draw(self, seeds: Tensor, indices: Tensor) -> Tensor:
         """The drawn ids, int64 [rows]."""
         settings = self._settings
         words = row_words(seeds.unsqueeze(1), indices.unsqueeze(1))
-        ids, heads, total, whole = self._contenders(words)
-        if settings.most:
-            total, heads = _within_top_k(heads, total, whole, settings)
-        heads.masked_fill_(heads < settings.min_p.log(), -torch.inf)
-        first = heads.argmax(dim=-1, keepdim=True)
-        scores = gumbel(field(words, low(ids))).add_(heads)
+        ids, candidate_logits, total, complete = self._candidates(words)
+        if settings.max_top_k:
+            total, candidate_logits = _within_top_k(candidate_logits, total, complete, settings)
+        candidate_logits.masked_fill_(candidate_logits < settings.min_p.log(), -torch.inf)
+        first = candidate_logits.argmax(dim=-1, keepdim=True)
+        scores = gumbel(field(words, low_word(ids))).add_(candidate_logits)
         best = scores.argmax(dim=-1, keepdim=True)
-        while settings.nucleus:
-            level = heads.gather(-1, best)
-            larger = self._larger(heads, level, total, whole)
-            fails = (larger >= settings.top_p * total) & (settings.top_p < 1)
+        while settings.uses_top_p:
+            level = candidate_logits.gather(-1, best)
+            above = self._mass_above(candidate_logits, level, total, complete)
+            fails = (above >= settings.top_p * total) & (settings.top_p < 1)
             if not fails.any():
                 break
-            scores.masked_fill_(fails & (heads <= level), -torch.inf)
+            scores.masked_fill_(fails & (candidate_logits <= level), -torch.inf)
             best = scores.argmax(dim=-1, keepdim=True)
         best = torch.where(settings.temperature == 0, first, best)
         return ids.gather(-1, best).squeeze(-1)
 
-    def _contenders(self, words: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _candidates(self, words: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ids that may win, in order, and their scaled logits, padded with minus infinity.
 
         Also the mass of each row, and whether its contenders are all ids above some logit.
         """
         size = self._logits.shape[-1]
-        rows, ids, heads, totals, whole = [], [], [], [], []
-        for start in range(0, len(self._logits), self._step):
-            some = slice(start, start + self._step)
-            settings = self._settings.select(some)
-            scaled = self._scaled(some, settings, self._observes)
+        rows, ids, candidate_logits, totals, complete = [], [], [], [], []
+        for start in range(0, len(self._logits), self._chunk_rows):
+            chunk = slice(start, start + self._chunk_rows)
+            settings = self._settings.select(chunk)
+            scaled = self._scaled(chunk, settings, self._measures)
             weights = torch.exp(scaled, out=self._floats[1, : len(scaled)])
             total = weights.sum(dim=-1, keepdim=True)
-            found = _near(scaled, weights, total, settings)
-            many = False
-            if found is None:
-                at = words[0][some], words[1][some]
-                found, total, many = self._search(some, settings, scaled, weights, total, at)
-            heads.append(scaled.flatten()[found])
-            rows.append(found.div(size, rounding_mode="floor").add_(start))
-            ids.append(found.remainder_(size))
+            places = _near_largest(scaled, weights, total, settings)
+            by_noise = False
+            if places is None:
+                chunk_words = words[0][chunk], words[1][chunk]
+                places, total, by_noise = self._search_all(
+                    chunk, settings, scaled, weights, total, chunk_words
+                )
+            candidate_logits.append(scaled.flatten()[places])
+            rows.append(places.div(size, rounding_mode="floor").add_(start))
+            ids.append(places.remainder_(size))
             totals.append(total)
-            whole.append(torch.full_like(total, not many, dtype=torch.bool))
+            complete.append(torch.full_like(total, not by_noise, dtype=torch.bool))
         row = torch.cat(rows)
         counts = row.bincount(minlength=len(self._logits))
         place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
         shape = len(self._logits), max(1, int(counts.max()))
-        padded = row.new_zeros(shape).index_put_((row, place), torch.cat(ids))
-        values = torch.cat(heads)
-        spread = values.new_full(shape, -torch.inf).index_put_((row, place), values)
-        return padded, spread, torch.cat(totals), torch.cat(whole)
+        padded_ids = row.new_zeros(shape).index_put_((row, place), torch.cat(ids))
+        values = torch.cat(candidate_logits)
+        padded_logits = values.new_full(shape, -torch.inf).index_put_((row, place), values)
+        return padded_ids, padded_logits, torch.cat(totals), torch.cat(complete)
 
-    def _search(
+    def _search_all(
         self,
-        some: slice,
-        settings: Settings,
+        chunk: slice,
+        settings: SamplingTensors,
         scaled: Tensor,
         weights: Tensor,
         total: Tensor,
         words: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, bool]:
         """Places of ids that may win, each row's mass, and whether the noise had to tell."""
-        least = self._least[some]
-        if settings.most:
-            least = torch.maximum(least, _near_top_k(scaled, settings))
-        mask = _at_least(scaled, least)
-        many = int(mask.count_nonzero()) * 32 > mask.numel()
-        if many:
-            if settings.most:
+        min_logit = self._min_logit[chunk]
+        if settings.max_top_k:
+            min_logit = torch.maximum(min_logit, _near_top_k(scaled, settings))
+        mask = _reaching(scaled, min_logit)
+        by_noise = int(mask.count_nonzero()) * 32 > mask.numel()
+        if by_noise:
+            if settings.max_top_k:
                 by_k = _top_k(scaled, settings)
-                least = torch.maximum(least, by_k)
+                min_logit = torch.maximum(min_logit, by_k)
                 total = weights.masked_fill(scaled < by_k, 0.0).sum(dim=-1, keepdim=True)
-            mask = self._lucky(scaled, weights, words)
-            mask &= _at_least(scaled, least)
-        return _places(mask), total, many
+            mask = self._mask_by_noise(scaled, weights, words)
+            mask &= _reaching(scaled, min_logit)
+        return _places(mask), total, by_noise
 
-    def _scaled(self, some: slice, settings: Settings, observes: bool = False) -> Tensor:
-        logits = self._logits[some].float()
-        room = self._floats[0, : len(logits)]
-        if observes and not self._raw:
-            self.observed.append(observe(logits))
-        seen = None if self._seen is None else self._seen[some]
+    def _scaled(self, chunk: slice, settings: SamplingTensors, measures: bool = False) -> Tensor:
+        logits = self._logits[chunk].float()
+        buffer = self._floats[0, : len(logits)]
+        if measures and not self._unmodified:
+            self.measurements.append(entropy_and_logsumexp(logits))
+        seen = None if self._seen is None else self._seen[chunk]
         logits = eligible(logits, settings, self._barred, seen)
         largest = logits.amax(dim=-1, keepdim=True)
-        shifted = torch.sub(logits, largest, out=room)
-        if observes and self._raw:
-            entropy, total = spread(shifted, self._floats[1, : len(logits)])
-            self.observed.append((entropy, largest.squeeze(-1) + total))
+        shifted = torch.sub(logits, largest, out=buffer)
+        if measures and self._unmodified:
+            entropy, total = shifted_entropy_and_logsumexp(shifted, self._floats[1, : len(logits)])
+            self.measurements.append((entropy, largest.squeeze(-1) + total))
         return over_temperature(shifted, settings)
 
-    def _lucky(self, scaled: Tensor, weights: Tensor, words: tuple[Tensor, Tensor]) -> Tensor:
+    def _mask_by_noise(
+        self, scaled: Tensor, weights: Tensor, words: tuple[Tensor, Tensor]
+    ) -> Tensor:
         """Where a score may reach that of the largest logit; `weights` are spent."""
-        numbers = low(torch.arange(scaled.shape[-1], device=scaled.device))
-        made = field(words, numbers, self._words[:, : len(scaled)])
+        ids = low_word(torch.arange(scaled.shape[-1], device=scaled.device))
+        noise_words = field(words, ids, self._words[:, : len(scaled)])
         # A score is no less if v <= -log(1-v) <= weight * (-log(1-v) of the largest).
-        limit = gumbel(made.gather(-1, _first(scaled))).neg_().exp_().mul_(1.01 * 2.0**31)
-        made.bitwise_right_shift_(1).bitwise_and_((1 << 31) - 1)
-        halves = self._floats[2, : len(scaled)].copy_(made)
-        return _at_least(weights.mul_(limit).add_(1.0), halves)
+        limit = gumbel(noise_words.gather(-1, _first(scaled))).neg_().exp_().mul_(1.01 * 2.0**31)
+        noise_words.bitwise_right_shift_(1).bitwise_and_((1 << 31) - 1)
+        upper_bits = self._floats[2, : len(scaled)].copy_(noise_words)
+        return _reaching(weights.mul_(limit).add_(1.0), upper_bits)
 
-    def _larger(self, heads: Tensor, level: Tensor, total: Tensor, whole: Tensor) -> Tensor:
+    def _mass_above(
+        self, candidate_logits: Tensor, level: Tensor, total: Tensor, complete: Tensor
+    ) -> Tensor:
         """The mass [rows, 1] of scaled logits above `level`."""
-        larger = heads.exp().mul_(heads > level).sum(dim=-1, keepdim=True)
+        above = candidate_logits.exp().mul_(candidate_logits > level).sum(dim=-1, keepdim=True)
         certain = level.exp() > (1 - self._settings.top_p) * total * 1.0001
-        unsure = ~(whole | certain)
-        for start in range(0, len(larger), self._step):
-            some = slice(start, start + self._step)
-            if unsure[some].any():
-                scaled = self._scaled(some, self._settings.select(some))
-                mass = scaled.exp().mul_(scaled > level[some]).sum(dim=-1, keepdim=True)
-                larger[some] = torch.where(unsure[some], mass, larger[some])
-        return larger
+        unsure = ~(complete | certain)
+        for start in range(0, len(above), self._chunk_rows):
+            chunk = slice(start, start + self._chunk_rows)
+            if unsure[chunk].any():
+                scaled = self._scaled(chunk, self._settings.select(chunk))
+                mass = scaled.exp().mul_(scaled > level[chunk]).sum(dim=-1, keepdim=True)
+                above[chunk] = torch.where(unsure[chunk], mass, above[chunk])
+        return above
 
 
-def _least(settings: Settings, size: int) -> Tensor:
+def _min_logit(settings: SamplingTensors, size: int) -> Tensor:
     """A scaled logit [rows, 1] below which an id cannot win, whatever the logits."""
-    least = torch.full_like(settings.top_p, LOWEST - HIGHEST)
-    least = torch.maximum(least, settings.min_p.log())
+    min_logit = torch.full_like(settings.top_p, MIN_NOISE - MAX_NOISE)
+    min_logit = torch.maximum(min_logit, settings.min_p.log())
     # All ids below this hold together less than what top_p leaves out.
     rest = (1 - settings.top_p).div_(size).log_().sub_(1)
-    least = torch.where(settings.top_p < 1, torch.maximum(least, rest), least)
-    return least.masked_fill_(settings.top_k > 0, -torch.inf)  # top_k's mass needs all its ids
+    min_logit = torch.where(settings.top_p < 1, torch.maximum(min_logit, rest), min_logit)
+    return min_logit.masked_fill_(settings.top_k > 0, -torch.inf)  # top_k's mass needs all its ids
 
 
-def _near(scaled: Tensor, weights: Tensor, total: Tensor, settings: Settings) -> Tensor | None:
+def _near_largest(
+    scaled: Tensor, weights: Tensor, total: Tensor, settings: SamplingTensors
+) -> Tensor | None:
     """Places of ids near the largest that hold all that top_p keeps; None if they are not few."""
-    if scaled.device.type != "cpu" or not settings.wide:
+    if scaled.device.type != "cpu" or not settings.top_p_alone:
         return None
     size = scaled.shape[-1]
-    spared = total * (1 - settings.top_p) * 0.9
-    spared.masked_fill_(settings.top_k > 0, 0.0)
-    for least in _NEAR:
-        found = np.flatnonzero(scaled.numpy() >= np.float32(least))
-        held = np.bincount(found // size, weights.numpy().ravel()[found], len(scaled))
-        if bool((total - torch.from_numpy(held).unsqueeze(1) < spared).all()):
-            return torch.from_numpy(found)
+    negligible = total * (1 - settings.top_p) * 0.9
+    negligible.masked_fill_(settings.top_k > 0, 0.0)
+    for min_logit in _NEAR_LARGEST:
+        places = np.flatnonzero(scaled.numpy() >= np.float32(min_logit))
+        mass_of_places = np.bincount(places // size, weights.numpy().ravel()[places], len(scaled))
+        if bool((total - torch.from_numpy(mass_of_places).unsqueeze(1) < negligible).all()):
+            return torch.from_numpy(places)
     return None
 
 
-def _top_k(scaled: Tensor, settings: Settings) -> Tensor:
+def _top_k(scaled: Tensor, settings: SamplingTensors) -> Tensor:
     """The smallest scaled logit [rows, 1] that passes top_k."""
-    heads = scaled.topk(min(settings.most, scaled.shape[-1]), dim=-1).values
-    by_k = heads.gather(-1, settings.top_k.clamp(min=1, max=heads.shape[-1]) - 1)
+    largest = scaled.topk(min(settings.max_top_k, scaled.shape[-1]), dim=-1).values
+    by_k = largest.gather(-1, settings.top_k.clamp(min=1, max=largest.shape[-1]) - 1)
     return by_k.masked_fill_(settings.top_k == 0, -torch.inf)
 
 
-def _near_top_k(scaled: Tensor, settings: Settings) -> Tensor:
+def _near_top_k(scaled: Tensor, settings: SamplingTensors) -> Tensor:
     """A scaled logit [rows, 1] that top_k logits reach, and few more: as many blocks do."""
     blocks = scaled.shape[-1] // 64
-    if settings.most * 2 > blocks:
+    if settings.max_top_k * 2 > blocks:
         return _top_k(scaled, settings)
     return _top_k(scaled[:, : blocks * 64].reshape(-1, blocks, 64).amax(dim=-1), settings)
 
 
 def _within_top_k(
-    heads: Tensor, total: Tensor, whole: Tensor, settings: Settings
+    candidate_logits: Tensor, total: Tensor, complete: Tensor, settings: SamplingTensors
 ) -> tuple[Tensor, Tensor]:
-    """The mass of top_k, and `heads` without those that it leaves out."""
-    limited = whole & (settings.top_k > 0)
-    fails = limited & (heads < _top_k(heads, settings))
-    heads = heads.masked_fill(fails, -torch.inf)
-    return torch.where(limited, heads.exp().sum(dim=-1, keepdim=True), total), heads
+    """The mass of top_k, and `candidate_logits` without those that it leaves out."""
+    limited = complete & (settings.top_k > 0)
+    fails = limited & (candidate_logits < _top_k(candidate_logits, settings))
+    candidate_logits = candidate_logits.masked_fill(fails, -torch.inf)
+    return torch.where(
+        limited, candidate_logits.exp().sum(dim=-1, keepdim=True), total
+    ), candidate_logits
 
 
 # On a CPU, NumPy compares and searches ten times as fast as PyTorch.
@@ -282,10 +296,10 @@ def _first(values: Tensor) -> Tensor:
     return torch.from_numpy(values.numpy().argmax(axis=-1, keepdims=True))
 
 
-def _at_least(values: Tensor, least: Tensor) -> Tensor:
+def _reaching(values: Tensor, min_logit: Tensor) -> Tensor:
     if values.device.type != "cpu":
-        return values >= least
-    return torch.from_numpy(values.numpy() >= least.numpy())
+        return values >= min_logit
+    return torch.from_numpy(values.numpy() >= min_logit.numpy())
 
 
 def _places(mask: Tensor) -> Tensor:

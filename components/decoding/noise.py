@@ -20,37 +20,37 @@ down to 2^-33.
 import torch
 from torch import Tensor
 
-LOWEST, HIGHEST = -2.83, 22.89  # all noise lies between
+MIN_NOISE, MAX_NOISE = -2.83, 22.89  # all noise lies between
 _GOLDEN = 0x9E3779B9 - (1 << 32)
 
 
 def noise(seeds: Tensor, indices: Tensor, ids: Tensor) -> Tensor:
     """The noise field, float32. `seeds`, `indices` and `ids` are int64 and broadcast."""
-    return gumbel(field(row_words(seeds, indices), low(ids)))
+    return gumbel(field(row_words(seeds, indices), low_word(ids)))
 
 
 def row_words(seeds: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """The words a and b of rows, int32."""
-    first = _mix(low(seeds) ^ _mix(low(indices)))
-    return first, _mix(low(seeds >> 32) ^ _mix(first + _GOLDEN))
+    first = _mix(low_word(seeds) ^ _mix(low_word(indices)))
+    return first, _mix(low_word(seeds >> 32) ^ _mix(first + _GOLDEN))
 
 
-def field(words: tuple[Tensor, Tensor], ids: Tensor, room: Tensor | None = None) -> Tensor:
-    """The words h of int32 ids, in `room` [2, rows, ids] if given."""
-    made = torch.bitwise_xor(ids, words[0], out=None if room is None else room[0])
-    spare = torch.empty_like(made) if room is None else room[1]
-    return _mix(_mix(made, spare).bitwise_xor_(words[1]), spare)
+def field(words: tuple[Tensor, Tensor], ids: Tensor, buffer: Tensor | None = None) -> Tensor:
+    """The words h of int32 ids, in `buffer` [2, rows, ids] if given."""
+    hashed = torch.bitwise_xor(ids, words[0], out=None if buffer is None else buffer[0])
+    scratch = torch.empty_like(hashed) if buffer is None else buffer[1]
+    return _mix(_mix(hashed, scratch).bitwise_xor_(words[1]), scratch)
 
 
-def low(value: Tensor) -> Tensor:
+def low_word(value: Tensor) -> Tensor:
     """The low 32 bits of int64 as int32."""
     # Moved to the top and back first, so that the conversion cannot overflow.
     return ((value << 32) >> 32).to(torch.int32)
 
 
-def _mix(word: Tensor, spare: Tensor | None = None) -> Tensor:
+def _mix(word: Tensor, scratch: Tensor | None = None) -> Tensor:
     """A bijection of 32-bit words that spreads every bit, in place; products wrap."""
-    shifted = torch.empty_like(word) if spare is None else spare
+    shifted = torch.empty_like(word) if scratch is None else scratch
     for bits, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)), (16, 1)):
         torch.bitwise_right_shift(word, bits, out=shifted)
         word ^= shifted.bitwise_and_((1 << (32 - bits)) - 1)  # the shift carried the sign in

@@ -1,7 +1,7 @@
 """What is measured of raw logits, and how the next token is drawn from them.
 
 A token is the argmax of filtered logits plus the noise of `noise.py`, `choose(filtered(...))`;
-`race.py` computes it faster.
+`fast_draw.py` computes it faster.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from components.decoding.noise import noise
 from pipeline.spec import Sampling
 
 _LOWEST = -200.0  # exp of it is 0 in float32
-_CELLS = 1 << 17  # logits that a CPU's core looks at together
+_CHUNK_LOGITS = 1 << 17  # logits that a CPU's core looks at together
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SamplingTensors:
     """Sampling parameters of a batch: one column [rows, 1] each, so that rows may differ."""
 
     temperature: Tensor
@@ -28,10 +28,10 @@ class Settings:
     top_p: Tensor
     min_p: Tensor
     repetition_penalty: Tensor
-    most: int  # largest top_k of any row
+    max_top_k: int  # largest top_k of any row
     random: bool  # some row has a temperature above 0
-    nucleus: bool  # some row has top_p
-    wide: bool  # some row has top_p without top_k
+    uses_top_p: bool  # some row has top_p
+    top_p_alone: bool  # some row has top_p without top_k
     penalises: bool  # some row has a repetition penalty
 
     @classmethod
@@ -48,10 +48,10 @@ class Settings:
             top_p=column([float(row.top_p) for row in rows]),
             min_p=column([float(row.min_p) for row in rows]),
             repetition_penalty=column([float(row.repetition_penalty) for row in rows]),
-            most=max(row.top_k for row in rows),
+            max_top_k=max(row.top_k for row in rows),
             random=not all(greedy),
-            nucleus=any(row.top_p < 1 for row in rows),
-            wide=any(row.top_p < 1 and row.top_k == 0 for row in rows),
+            uses_top_p=any(row.top_p < 1 for row in rows),
+            top_p_alone=any(row.top_p < 1 and row.top_k == 0 for row in rows),
             penalises=any(row.repetition_penalty != 1 for row in rows),
         )
 
@@ -62,42 +62,42 @@ class Settings:
         return dataclasses.replace(self, **chosen)
 
 
-def observe(logits: Tensor) -> tuple[Tensor, Tensor]:
+def entropy_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Entropy (nats) and log-sum-exp of raw float32 logits [rows, vocabulary], each [rows]."""
-    parts = [_observed(some) for some in torch.split(logits, rows_at_once(logits))]
+    parts = [_entropy_and_logsumexp(chunk) for chunk in torch.split(logits, rows_per_chunk(logits))]
     entropies, totals = zip(*parts, strict=True)
     return torch.cat(entropies), torch.cat(totals)
 
 
-def _observed(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _entropy_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
     largest = logits.amax(dim=-1, keepdim=True)
     shifted = logits - largest
-    entropy, total = spread(shifted, torch.empty_like(shifted))
+    entropy, total = shifted_entropy_and_logsumexp(shifted, torch.empty_like(shifted))
     return entropy, largest.squeeze(-1) + total
 
 
-def spread(shifted: Tensor, room: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy and log-sum-exp of logits whose largest is 0; `room` is spent."""
-    weights = torch.exp(shifted, out=room)
+def shifted_entropy_and_logsumexp(shifted: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy and log-sum-exp of logits whose largest is 0; `buffer` is spent."""
+    weights = torch.exp(shifted, out=buffer)
     total = weights.sum(dim=-1)
     mean = weights.mul_(shifted).sum(dim=-1)
     if bool(mean.isnan().any()):  # 0 times minus infinity
         shifted = shifted.clamp(min=_LOWEST)
-        mean = torch.exp(shifted, out=room).mul_(shifted).sum(dim=-1)
+        mean = torch.exp(shifted, out=buffer).mul_(shifted).sum(dim=-1)
     log = total.log()
     return log - mean / total, log
 
 
-def rows_at_once(logits: Tensor) -> int:
+def rows_per_chunk(logits: Tensor) -> int:
     """How many rows to look at together: on a CPU few enough to stay in its cache."""
     if logits.device.type != "cpu":
         return max(1, len(logits))
-    return max(1, _CELLS * torch.get_num_threads() // logits.shape[-1])
+    return max(1, _CHUNK_LOGITS * torch.get_num_threads() // logits.shape[-1])
 
 
 def filtered(
     logits: Tensor,
-    settings: Settings,
+    settings: SamplingTensors,
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor:
@@ -108,18 +108,18 @@ def filtered(
     hold less than top_p of the mass that top_k left; so ties stay together. A row of temperature 0
     keeps its largest logits only. Arguments as of `draw`.
     """
-    return _kept(eligible(logits, settings, barred_by(allowed), seen), settings)
+    return _masked(eligible(logits, settings, barred_by(allowed), seen), settings)
 
 
 def choose(logits: Tensor, seeds: Tensor, indices: Tensor) -> Tensor:
     """Draw one id per row, int64 [rows], from filtered logits [rows, vocabulary]."""
     ids = torch.arange(logits.shape[-1], device=logits.device)
-    made = noise(seeds.unsqueeze(1), indices.unsqueeze(1), ids)
-    return made.add_(logits).argmax(dim=-1)
+    noisy = noise(seeds.unsqueeze(1), indices.unsqueeze(1), ids)
+    return noisy.add_(logits).argmax(dim=-1)
 
 
 def eligible(
-    logits: Tensor, settings: Settings, barred: Tensor | None, seen: Tensor | None
+    logits: Tensor, settings: SamplingTensors, barred: Tensor | None, seen: Tensor | None
 ) -> Tensor:
     """Logits after the repetition penalty, minus infinity for ids that do not exist."""
     if settings.penalises and seen is not None:
@@ -136,18 +136,18 @@ def barred_by(allowed: Tensor | None) -> Tensor | None:
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
-def over_temperature(shifted: Tensor, settings: Settings) -> Tensor:
+def over_temperature(shifted: Tensor, settings: SamplingTensors) -> Tensor:
     """Logits, the largest 0, over temperature, in place; temperature 0 leaves only the largest."""
     tiny = torch.finfo(torch.float32).tiny
     return shifted.div_(settings.temperature.clamp(min=tiny))
 
 
-def _kept(logits: Tensor, settings: Settings) -> Tensor:
+def _masked(logits: Tensor, settings: SamplingTensors) -> Tensor:
     scaled = over_temperature(logits - logits.amax(dim=-1, keepdim=True), settings)
     return scaled.masked_fill_(scaled < _cutoff(scaled, settings), -torch.inf)
 
 
-def _cutoff(scaled: Tensor, settings: Settings) -> Tensor:
+def _cutoff(scaled: Tensor, settings: SamplingTensors) -> Tensor:
     """The smallest logit [rows, 1] that passes top_k, top_p and min_p."""
     head = scaled.sort(dim=-1, descending=True).values
     by_k = head.gather(-1, settings.top_k.clamp(min=1, max=head.shape[-1]) - 1)

@@ -18,7 +18,7 @@ class Limits:
     context: int | None  # positions that the model has
 
 
-class Decoded:
+class TokenSequence:
     """A prompt and the ids that follow it so far.
 
     A decoder may drop its cache at any time and go on from `ids`; `accept` takes every new id once.
@@ -36,16 +36,16 @@ class Decoded:
         self.request = request
         self.prompt = prompt
         self.token_ids: list[int] = []
-        self.reason: FinishReason | None = None
-        self.dropped = False
-        self.started: float | None = None
+        self.finish_reason: FinishReason | None = None
+        self.cancelled = False
+        self.start_time: float | None = None
         self._limits = limits
         self._entropies: list[float] = []
         self._logprobs: list[float] = []
         context = limits.context or sys.maxsize
-        self._room = context - len(prompt.ids)  # for new ids
+        self._max_new = context - len(prompt.ids)  # for new ids
         self._text = StopText(decode, request.stop, prompt.ids, pieces)
-        self._ended = 0.0
+        self._end_time = 0.0
 
     @property
     def ids(self) -> list[int]:
@@ -53,14 +53,14 @@ class Decoded:
         return self.prompt.ids + self.token_ids
 
     @property
-    def left(self) -> int:
+    def num_remaining(self) -> int:
         """How many more ids may come: up to the cap, or the last position that the model has."""
-        return min(self.request.cap, self._room) - len(self.token_ids)
+        return min(self.request.cap, self._max_new) - len(self.token_ids)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether no more ids are wanted."""
-        return self.dropped or self.reason is not None
+        return self.cancelled or self.finish_reason is not None
 
     @property
     def seed(self) -> int:
@@ -75,24 +75,26 @@ class Decoded:
 
         Certain text goes to `on_token`.
         """
-        left = self.left
-        some = tokens[:left]
+        num_remaining = self.num_remaining
+        candidates = tokens[:num_remaining]
         ends, text = self._limits.end_ids, self._text
-        if ends.isdisjoint(some):
-            count = text.push_all(some)
+        if ends.isdisjoint(candidates):
+            count = text.push_all(candidates)
             if text.stopped:
-                self.reason = "stop_token"
-            elif count == left:
-                self.reason = "max_new_tokens" if self.request.cap <= self._room else "other"
+                self.finish_reason = "stop_token"
+            elif count == num_remaining:
+                self.finish_reason = (
+                    "max_new_tokens" if self.request.cap <= self._max_new else "other"
+                )
         else:
-            count = self._accept_end(some)
-        self.token_ids += some[:count]
+            count = self._accept_end(candidates)
+        self.token_ids += candidates[:count]
         if self.request.entropy:
             self._entropies += entropies[:count]
             self._logprobs += logprobs[:count]
-        if self.reason is not None:
+        if self.finish_reason is not None:
             self._text.finish()
-            self._ended = time.perf_counter()
+            self._end_time = time.perf_counter()
         if self.request.on_token is not None and (new := text.take()):
             self.request.on_token(new)
         return count
@@ -102,25 +104,25 @@ class Decoded:
         end = next(n for n, token in enumerate(tokens) if token in self._limits.end_ids)
         count = self._text.push_all(tokens[:end])
         if self._text.stopped:
-            self.reason = "stop_token"
+            self.finish_reason = "stop_token"
             return count
-        self.reason = "stop_token" if self._text.push_end(tokens[end]) else "eos"
+        self.finish_reason = "stop_token" if self._text.push_end(tokens[end]) else "eos"
         return end + 1
 
     def generation(self) -> Generation:
         """The record of a finished sequence."""
-        assert self.reason is not None and self.started is not None
+        assert self.finish_reason is not None and self.start_time is not None
         wanted = self.request.entropy
         return Generation(
             token_ids=self.token_ids,
             text=self._text.text,
             tail=self._text.tail,
-            finish_reason=self.reason,
+            finish_reason=self.finish_reason,
             prompt_tokens=len(self.prompt.ids),
             prompt_ids=list(self.prompt.ids),
             entropies=self._entropies if wanted else None,
             logprobs=self._logprobs if wanted else None,
             ends=self._text.ends,
-            seconds=self._ended - self.started,
+            seconds=self._end_time - self.start_time,
             prompt_cut=self.prompt.cut,
         )

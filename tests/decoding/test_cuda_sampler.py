@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from components.decoding.fast_draw import draw
-from components.decoding.sampling import Settings, filtered, observe
+from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp, filtered
 from pipeline.spec import Sampling
 
 triton = pytest.importorskip("triton", reason="the fused sampler needs triton")
@@ -19,7 +19,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("the fused sampler needs a CUDA device", allow_module_level=True)
 
-from components.decoding.cuda_sampler import FusedSampler  # noqa: E402
+from components.decoding.cuda_sampler import CudaSampler  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -46,8 +46,8 @@ ROWS = [
 ]
 
 
-def sampler(rows: list[Sampling], size: int, bound: int, penalises: bool = False) -> FusedSampler:
-    made = FusedSampler(len(rows), size, DEVICE, bound, penalises)
+def sampler(rows: list[Sampling], size: int, bound: int, penalises: bool = False) -> CudaSampler:
+    made = CudaSampler(len(rows), size, DEVICE, bound, penalises)
     for name in ("temperature", "top_p", "min_p", "repetition_penalty", "top_k"):
         column = getattr(made, name)
         column.copy_(torch.tensor([getattr(row, name) for row in rows], dtype=column.dtype))
@@ -59,7 +59,7 @@ def logits_of(rows: int, size: int, seed: int, width: float) -> Tensor:
     return torch.randn(rows, size, generator=generator, device=DEVICE) * width
 
 
-def reseed(fused: FusedSampler, seed: int) -> None:
+def reseed(fused: CudaSampler, seed: int) -> None:
     generator = torch.Generator(DEVICE).manual_seed(seed)
     shape = fused.seeds.shape
     fused.seeds.copy_(torch.randint(-(2**62), 2**62, shape, generator=generator, device=DEVICE))
@@ -72,7 +72,7 @@ def reseed(fused: FusedSampler, seed: int) -> None:
 def test_ids_are_those_of_the_plain_sampler(kind: torch.dtype, width: float) -> None:
     size, bound = (5000, 4900) if INTERPRETED else (50_001, 49_900)
     fused = sampler(ROWS, size, bound)
-    settings = Settings.of(ROWS, DEVICE)
+    settings = SamplingTensors.of(ROWS, DEVICE)
     allowed = torch.arange(size, device=DEVICE) < bound
     plain_rows = [row for row in range(len(ROWS)) if ROWS[row].repetition_penalty == 1]
     for seed in range(ROUNDS):
@@ -90,12 +90,12 @@ def test_seen_ids_are_penalised_and_drawn_ids_become_seen() -> None:
     for row in range(3):
         ids = torch.randint(0, size, (400,), generator=torch.Generator().manual_seed(row))
         seen[row, ids.to(DEVICE)] = True
-        fused.note(row, ids)
+        fused.mark_seen(row, ids)
     for seed in range(ROUNDS):
         logits = logits_of(3, size, seed, 3.0)
         reseed(fused, seed)
         fused(logits)
-        settings = Settings.of(rows, DEVICE)
+        settings = SamplingTensors.of(rows, DEVICE)
         plain = draw(logits, settings, fused.seeds, fused.indices, seen=seen)
         assert torch.equal(fused.tokens, plain)
         seen.scatter_(1, plain.unsqueeze(1), True)
@@ -118,7 +118,7 @@ def test_entropy_and_logprob_are_those_of_the_raw_distribution() -> None:
     assert torch.allclose(fused.entropies.double(), entropy, rtol=2e-6, atol=2e-6)
     logprob = exact.gather(1, fused.tokens.unsqueeze(1)).squeeze(1)
     assert torch.allclose(fused.logprobs.double(), logprob, atol=5e-5)
-    assert torch.allclose(observe(logits)[0], fused.entropies, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(entropy_and_logsumexp(logits)[0], fused.entropies, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70] if INTERPRETED else [1, 3, 70, 200, 300, 600, 1024])
@@ -143,7 +143,7 @@ def test_ties_by_the_thousand_and_logits_that_are_not_numbers_end() -> None:
     logits[:, ::3] = 1.0
     reseed(fused, 3)
     fused(logits)
-    settings = Settings.of(rows, DEVICE)
+    settings = SamplingTensors.of(rows, DEVICE)
     allowed = torch.arange(size, device=DEVICE) < size - 8
     plain = draw(logits, settings, fused.seeds, fused.indices, allowed)
     assert torch.equal(fused.tokens, plain)
@@ -168,7 +168,7 @@ def test_ties_by_the_thousand_and_logits_that_are_not_numbers_end() -> None:
 def test_draws_follow_the_exact_distribution(fields: dict[str, Any]) -> None:
     count, size, calls = 1000, 24, 40
     logits = logits_of(1, size, 4, 1.5)
-    settings = Settings.of([sampling(**fields)], DEVICE)
+    settings = SamplingTensors.of([sampling(**fields)], DEVICE)
     exact = filtered(logits, settings).double().softmax(-1)[0]
     fused = sampler([sampling(**fields)] * count, size, size)
     counts = torch.zeros(size, dtype=torch.double, device=DEVICE)

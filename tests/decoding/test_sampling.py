@@ -18,7 +18,7 @@ from transformers import (
 
 from components.decoding.fast_draw import draw, sample
 from components.decoding.noise import noise
-from components.decoding.sampling import Settings, choose, filtered, observe
+from components.decoding.sampling import SamplingTensors, choose, entropy_and_logsumexp, filtered
 from pipeline.spec import Sampling
 
 CPU = torch.device("cpu")
@@ -29,8 +29,8 @@ def sampling(**fields: Any) -> Sampling:
     return Sampling(**{"temperature": 1.0, "top_p": 1.0} | fields)
 
 
-def settings(rows: int = 1, **fields: Any) -> Settings:
-    return Settings.of([sampling(**fields)] * rows, CPU)
+def settings(rows: int = 1, **fields: Any) -> SamplingTensors:
+    return SamplingTensors.of([sampling(**fields)] * rows, CPU)
 
 
 def logits_of(rows: int, size: int, seed: int = 0, width: float = 4.0) -> Tensor:
@@ -146,8 +146,14 @@ def test_raw_logits_are_left_as_they_are() -> None:
     before = logits.clone()
     rows = [sampling(top_k=5, repetition_penalty=2.0), sampling(), sampling(temperature=0.0)]
     seen = torch.ones(3, 400, dtype=torch.bool)
-    draw(logits, Settings.of(rows, CPU), seeds_of(3), torch.zeros(3, dtype=torch.long), seen=seen)
-    observe(logits)
+    draw(
+        logits,
+        SamplingTensors.of(rows, CPU),
+        seeds_of(3),
+        torch.zeros(3, dtype=torch.long),
+        seen=seen,
+    )
+    entropy_and_logsumexp(logits)
     assert torch.equal(logits, before)
 
 
@@ -168,7 +174,7 @@ def test_a_row_draws_the_same_id_alone_and_in_any_company() -> None:
     indices = torch.arange(8)
 
     def drawn(rows: list[int]) -> list[int]:
-        some = Settings.of([ROWS[row] for row in rows], CPU)
+        some = SamplingTensors.of([ROWS[row] for row in rows], CPU)
         return draw(logits[rows], some, seeds[rows], indices[rows]).tolist()
 
     together = drawn(list(range(8)))
@@ -181,8 +187,8 @@ def test_a_row_draws_the_same_id_alone_and_in_any_company() -> None:
 def test_drawing_is_the_argmax_of_filtered_logits_plus_noise() -> None:
     for seed in range(20):
         logits, seeds, indices = logits_of(8, 5000, seed), seeds_of(8, seed), torch.arange(8) + seed
-        chosen = choose(filtered(logits, Settings.of(ROWS, CPU)), seeds, indices)
-        assert torch.equal(draw(logits, Settings.of(ROWS, CPU), seeds, indices), chosen)
+        chosen = choose(filtered(logits, SamplingTensors.of(ROWS, CPU)), seeds, indices)
+        assert torch.equal(draw(logits, SamplingTensors.of(ROWS, CPU), seeds, indices), chosen)
 
 
 def anything(chance: random.Random) -> Sampling:
@@ -208,7 +214,7 @@ def test_any_settings_on_any_logits_draw_what_the_filters_leave(size: int) -> No
         shape = torch.rand(len(rows) + 1, size, generator=torch.Generator().manual_seed(seed))
         allowed = shape[-1] < 0.8 if chance.random() < 0.5 else None
         seen = shape[:-1] < 0.1 if chance.random() < 0.5 else None
-        some, seeds = Settings.of(rows, CPU), seeds_of(len(rows), seed)
+        some, seeds = SamplingTensors.of(rows, CPU), seeds_of(len(rows), seed)
         indices = torch.arange(len(rows)) + seed
         drawn = draw(logits, some, seeds, indices, allowed, seen)
         expected = choose(filtered(logits, some, allowed, seen), seeds, indices)
@@ -259,7 +265,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn() -> None:
     for fields in ({}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}):
         chosen = draw(logits, settings(64, **fields), seeds_of(64), torch.arange(64), allowed)
         assert int(chosen.max()) < 40
-    assert float(observe(logits)[0].max()) < math.log(50)
+    assert float(entropy_and_logsumexp(logits)[0].max()) < math.log(50)
 
 
 def test_entropy_and_logsumexp_match_double_precision() -> None:
@@ -267,7 +273,7 @@ def test_entropy_and_logsumexp_match_double_precision() -> None:
     logits[0, 7] = -torch.inf
     logits[1] = -100.0
     logits[1, 3] = 100.0
-    entropy, total = observe(logits)
+    entropy, total = entropy_and_logsumexp(logits)
     exact = logits.double().log_softmax(-1)
     expected = -(exact.exp() * exact.clamp(min=-1e9)).sum(-1)
     assert torch.allclose(entropy.double(), expected, atol=1e-5)
@@ -279,7 +285,11 @@ def test_a_repetition_penalty_spares_rows_without_one() -> None:
     rows = [sampling(temperature=0.0, repetition_penalty=50.0), sampling(temperature=0.0)]
     seen = torch.zeros(2, 100, dtype=torch.bool).scatter_(1, logits.argmax(-1, keepdim=True), True)
     chosen = draw(
-        logits, Settings.of(rows, CPU), seeds_of(2), torch.zeros(2, dtype=torch.long), seen=seen
+        logits,
+        SamplingTensors.of(rows, CPU),
+        seeds_of(2),
+        torch.zeros(2, dtype=torch.long),
+        seen=seen,
     )
     assert chosen[0] != logits[0].argmax() and chosen[1] == logits[1].argmax()
 
@@ -307,7 +317,7 @@ def test_one_reading_of_the_logits_gives_the_draw_and_what_is_observed(
     for may in (None, allowed):
         given = (some, seeds_of(len(logits)), torch.arange(len(logits)), may, seen)
         made = sample(logits, *given)
-        entropies, totals = observe(logits.float())
+        entropies, totals = entropy_and_logsumexp(logits.float())
         assert torch.equal(made.tokens, draw(logits.float(), *given))
         assert torch.allclose(made.entropies, entropies, atol=1e-5)
         chosen = logits.float().gather(-1, made.tokens.unsqueeze(-1)).squeeze(-1)

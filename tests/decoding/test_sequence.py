@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from components.decoding.prompt_encoder import Encoded
-from components.decoding.sequence import Decoded, Limits
+from components.decoding.sequence import Limits, TokenSequence
 from components.decoding.stop_text import Pieces
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import Sampling
@@ -21,7 +21,7 @@ def decode(ids: Sequence[int]) -> str:
     return b"".join(SPELLED[token] for token in ids).decode(errors="replace")
 
 
-def row(cap: int, context: int, stop: tuple[str, ...], told: list[str]) -> Decoded:
+def row(cap: int, context: int, stop: tuple[str, ...], told: list[str]) -> TokenSequence:
     made = Request(
         prompt=Prompt((Message("user", ("x",)),)),
         stop=stop,
@@ -32,16 +32,16 @@ def row(cap: int, context: int, stop: tuple[str, ...], told: list[str]) -> Decod
         group=Group("g", 0, 1),
         on_token=told.append,
     )
-    found = Decoded(made, Encoded([0] * 4), Limits(frozenset([END]), context), decode, PIECES)
-    found.started = 0.0
+    found = TokenSequence(made, Encoded([0] * 4), Limits(frozenset([END]), context), decode, PIECES)
+    found.start_time = 0.0
     return found
 
 
-def run(made: Decoded, ids: Sequence[int], sizes: Sequence[int]) -> Generation:
+def run(made: TokenSequence, ids: Sequence[int], sizes: Sequence[int]) -> Generation:
     """Give ids in pieces of these sizes; what is not taken is not given again."""
     start = 0
     for size in sizes:
-        if made.reason is not None or start >= len(ids):
+        if made.finish_reason is not None or start >= len(ids):
             break
         some = list(ids[start : start + size])
         numbers = [float(start + n) for n in range(len(some))]

@@ -23,12 +23,12 @@ from transformers.utils import logging as transformers_logging
 from components.backends.hf.batches import Batches
 from components.backends.hf.processor import has_bfloat16
 from components.backends.hf.rowwise import FIXED_ORDER
-from components.backends.hf.slots.build import Options, maker, slots_for
+from components.backends.hf.slots.build import Options, scheduler_factory, slots_for
 from components.backends.hf.slots.engine import Engine
 from components.backends.hf.slots.fit import UnfitModelError, fit
 from components.backends.hf.static import StaticDecoder
 from components.decoding.prompt_encoder import PromptEncoder, load_tokenizer
-from components.decoding.sequence import Decoded, Limits
+from components.decoding.sequence import Limits, TokenSequence
 from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
 from components.quantization.precision import Precision
 from pipeline.protocols import Capabilities, Generation, Prompt, Request
@@ -174,7 +174,7 @@ class HfBackend:
         self._check_length(len(prompt.ids))
         if request.on_token is not None:
             request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
-        row = Decoded(request, prompt, self._limits, encoder.decode, encoder.pieces)
+        row = TokenSequence(request, prompt, self._limits, encoder.decode, encoder.pieces)
         generation = await self._queue.submit(row)
         self._counters["requests"] += 1
         self._counters["prompt_tokens"] += generation.prompt_tokens
@@ -237,7 +237,7 @@ class HfBackend:
             _LOG.warning("decoding with generate, since the model does not fit slots: %s", error)
             return None
         slots = slots_for(self.options, self._device)
-        make = maker(model, layers, allowed, self.options)
+        make = scheduler_factory(model, layers, allowed, self.options)
         return lambda: Engine(make, slots, self._threads, self._device)
 
     def _load_model(self) -> PreTrainedModel:

@@ -1,45 +1,42 @@
-"""Puts waiting requests into batches and runs those in a thread, one after the other."""
+"""Puts waiting requests into static batches and runs those in a thread, one after the other."""
 
 import asyncio
 import gc
-import itertools
 import logging
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from components.decoding.sequence import Decoded
+from components.backends.hf.submission import (
+    QueuedSequence,
+    Submissions,
+    fail,
+    hand_back,
+    out_of_memory,
+)
+from components.decoding.sequence import TokenSequence
 from pipeline.protocols import Generation
 
 _LOG = logging.getLogger(__name__)
 _LULL = 0.004  # seconds without a new request after which a batch starts that is not full
-_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
-Run = Callable[[Sequence[Decoded], Callable[[Decoded], None]], None]
-
-
-@dataclass(slots=True)
-class _Waiting:
-    order: tuple[int, int]
-    row: Decoded
-    future: asyncio.Future[Generation]
+Run = Callable[[Sequence[TokenSequence], Callable[[TokenSequence], None]], None]
 
 
 class Batches:
     """A queue of requests in front of a decoder, which alone runs off the event loop."""
 
     def __init__(self, run: Run, size: int) -> None:
-        """`run` decodes up to `size` rows in a thread and reports each as soon as it is over."""
+        """`run` decodes up to `size` sequences in a thread and reports each when it has ended."""
         self.size = size
         self._run = run
-        self._serial = itertools.count()
-        self._waiting: list[_Waiting] = []
-        self._running: list[_Waiting] = []
+        self._waiting: list[QueuedSequence] = []
+        self._running: list[QueuedSequence] = []
         self._arrived = asyncio.Event()
+        self._submissions = Submissions(self._put, self._arrived.set)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         self._serving = asyncio.create_task(self._serve())
         self._serving.add_done_callback(self._close)
@@ -53,35 +50,27 @@ class Batches:
         """The decoder and its batch size, for the attempt record."""
         return {"decoder": "generate", "batch_size": self.size}
 
-    def release(self, trace: int) -> None:
+    def release(self, trace_id: int) -> None:
         """Nothing is kept between requests."""
 
-    async def submit(self, row: Decoded) -> Generation:
-        """Wait for the row's turn and its end. Cancelling drops the row, also out of a batch."""
-        if self._serving.done():
-            raise RuntimeError("the backend is closed")
-        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting((row.request.trace_id, next(self._serial)), row, future))
-        self._arrived.set()
-        try:
-            return await future
-        finally:
-            row.dropped = row.reason is None
+    async def submit(self, sequence: TokenSequence) -> Generation:
+        """As `Submissions.submit`."""
+        return await self._submissions.submit(sequence)
 
     async def close(self) -> None:
-        """Drop all rows and wait for the thread, which ends within one step."""
-        for waiting in (*self._waiting, *self._running):
-            waiting.row.dropped = True
+        """Drop all sequences and wait for the thread, which ends within one step."""
+        for queued in (*self._waiting, *self._running):
+            queued.sequence.cancelled = True
         self._serving.cancel()
         await asyncio.wait([self._serving])
         await asyncio.to_thread(self._thread.shutdown)
 
+    def _put(self, queued: QueuedSequence) -> None:
+        self._waiting.append(queued)
+
     def _close(self, serving: asyncio.Task[None]) -> None:
-        """Fail whoever still waits, with what ended the service."""
-        error = None if serving.cancelled() else serving.exception()
-        for waiting in (*self._waiting, *self._running):
-            if not waiting.future.done():
-                waiting.future.set_exception(error or RuntimeError("the backend was closed"))
+        cause = None if serving.cancelled() else serving.exception()
+        fail((*self._waiting, *self._running), self._submissions.close(cause))
 
     async def _serve(self) -> None:
         while True:
@@ -96,70 +85,56 @@ class Batches:
 
     async def _lull(self) -> None:
         """Wait while requests keep coming and there is room for them."""
-        known = 0
-        while known < len(self._waiting) < self.size:
-            known = len(self._waiting)
+        num_waiting = 0
+        while num_waiting < len(self._waiting) < self.size:
+            num_waiting = len(self._waiting)
             await asyncio.sleep(_LULL)
 
-    def _pick(self) -> list[_Waiting]:
-        """The next batch: the earliest trace first, then its likes in length, then all others."""
-        alive = sorted((w for w in self._waiting if not w.row.over), key=lambda w: w.order)
-        cap = alive[0].row.left if alive else 0
-        alive.sort(key=lambda w: w.row.left != cap)
+    def _pick(self) -> list[QueuedSequence]:
+        """The next batch: the earliest trace first, then those with its cap, then all others."""
+        alive = sorted(
+            (each for each in self._waiting if not each.sequence.finished),
+            key=lambda each: each.order,
+        )
+        cap = alive[0].sequence.num_remaining if alive else 0
+        alive.sort(key=lambda each: each.sequence.num_remaining != cap)
         self._waiting = alive[self.size :]
         return alive[: self.size]
 
-    async def _decode(self, batch: Sequence[_Waiting]) -> None:
+    async def _decode(self, batch: Sequence[QueuedSequence]) -> None:
         loop = asyncio.get_running_loop()
-        futures = {id(waiting.row): waiting.future for waiting in batch}
+        queued_of = {id(queued.sequence): queued for queued in batch}
 
-        def deliver(row: Decoded) -> None:
-            future = futures[id(row)]
-            if not future.done():
-                future.set_result(row.generation())
+        def finish(sequence: TokenSequence) -> None:
+            loop.call_soon_threadsafe(hand_back, [queued_of[id(sequence)]])
 
-        def finish(row: Decoded) -> None:
-            loop.call_soon_threadsafe(deliver, row)
-
-        call = loop.run_in_executor(self._thread, self._run, [w.row for w in batch], finish)
+        sequences = [queued.sequence for queued in batch]
+        call = loop.run_in_executor(self._thread, self._run, sequences, finish)
         await asyncio.wait([call])
         error = call.exception()
         if error is not None:
             self._recover(batch, error)
 
-    def _recover(self, batch: Sequence[_Waiting], error: BaseException) -> None:
-        """After out of memory go on with half the rows, from where they are; else fail the rows."""
-        left = [waiting for waiting in batch if not waiting.row.over]
+    def _recover(self, batch: Sequence[QueuedSequence], error: BaseException) -> None:
+        """After out of memory go on with half the batch, from where it is; else fail the batch."""
+        unfinished = [queued for queued in batch if not queued.sequence.finished]
         if not out_of_memory(error):
-            return _fail(left, error)
+            return fail(unfinished, error)
         traceback.clear_frames(error.__traceback__)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if len(batch) == 1:
-            prompt = len(batch[0].row.ids)
-            return _fail(
-                left,
+            prompt = len(batch[0].sequence.ids)
+            return fail(
+                unfinished,
                 MemoryError(
                     f"out of memory with a single row of {prompt} tokens: backend.batch_size is "
                     "at 1, so lower model.max_length or the caps in sampling"
                 ),
             )
         self.size = len(batch) // 2
-        self._waiting += left
+        self._waiting += unfinished
         _LOG.warning(
             "out of memory with %d rows: backend.batch_size goes on as %d", len(batch), self.size
         )
-
-
-def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
-    for waiting in batch:
-        if not waiting.future.done():
-            waiting.future.set_exception(error)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch has a class for some cases and a sentence for the others."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY)

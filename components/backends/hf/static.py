@@ -18,10 +18,10 @@ from transformers import (
 
 from components.backends.hf.rowwise import make_repeatable
 from components.decoding.fast_draw import draw
-from components.decoding.sampling import Settings, observe
-from components.decoding.sequence import Decoded
+from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp
+from components.decoding.sequence import TokenSequence
 
-Finish = Callable[[Decoded], None]
+Finish = Callable[[TokenSequence], None]
 
 
 class StaticDecoder:
@@ -43,8 +43,8 @@ class StaticDecoder:
         self._use_cache = use_cache
         self._threads = threads
 
-    def run(self, rows: Sequence[Decoded], finish: Finish) -> None:
-        """Decode `rows`; `finish` is called with each as soon as it is over.
+    def run(self, sequences: Sequence[TokenSequence], finish: Finish) -> None:
+        """Decode `sequences`; `finish` is called with each as soon as it is over.
 
         Raises:
             FloatingPointError: the model's logits are not numbers.
@@ -52,14 +52,14 @@ class StaticDecoder:
         """
         torch.set_num_threads(self._threads)  # holds for the calling thread
         started = time.perf_counter()
-        for row in rows:
-            row.started = row.started or started
+        for sequence in sequences:
+            sequence.start_time = sequence.start_time or started
         device = self._model.device
-        inputs = _padded([row.ids for row in rows], device)
-        step = _Step(rows, self._allowed, inputs["attention_mask"], finish)
+        inputs = _padded([sequence.ids for sequence in sequences], device)
+        step = _Step(sequences, self._allowed, inputs["attention_mask"], finish)
         config = _config(
             do_sample=False,
-            max_new_tokens=max(row.left for row in rows),
+            max_new_tokens=max(sequence.num_remaining for sequence in sequences),
             use_cache=self._use_cache,
             pad_token_id=0,
         )
@@ -76,17 +76,21 @@ class _Step(LogitsProcessor):
     """Sees raw logits, notes entropy and logprob, draws the id of every row and forces it."""
 
     def __init__(
-        self, rows: Sequence[Decoded], allowed: Tensor, mask: Tensor, finish: Finish
+        self, sequences: Sequence[TokenSequence], allowed: Tensor, mask: Tensor, finish: Finish
     ) -> None:
         device = allowed.device
-        self.over = torch.zeros(len(rows), dtype=torch.bool, device=device)
-        self._rows = rows
+        self.finished = torch.zeros(len(sequences), dtype=torch.bool, device=device)
+        self._sequences = sequences
         self._allowed = allowed
         self._finish = finish
-        self._settings = Settings.of([row.request.sampling for row in rows], device)
-        self._observes = any(row.request.entropy for row in rows)
-        self._seeds = torch.tensor([row.seed for row in rows], device=device)
-        self._indices = torch.tensor([len(row.token_ids) for row in rows], device=device)
+        self._settings = SamplingTensors.of(
+            [sequence.request.sampling for sequence in sequences], device
+        )
+        self._measures = any(sequence.request.entropy for sequence in sequences)
+        self._seeds = torch.tensor([sequence.seed for sequence in sequences], device=device)
+        self._indices = torch.tensor(
+            [len(sequence.token_ids) for sequence in sequences], device=device
+        )
         self._mask = mask
         self._seen: Tensor | None = None
 
@@ -102,28 +106,28 @@ class _Step(LogitsProcessor):
     def _measured(self, logits: Tensor, tokens: Tensor) -> tuple[list[float], list[float]]:
         chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         entropy = total = chosen  # their difference is 0, or no number where the logits are none
-        if self._observes:
-            entropy, total = observe(logits)
+        if self._measures:
+            entropy, total = entropy_and_logsumexp(logits)
         both = torch.stack((entropy, chosen - total))
         if not bool(both.isfinite().all()):
             raise FloatingPointError(
-                f"the model's logits are not finite in {self._rows[0].request.trace_id}: "
+                f"the model's logits are not finite in {self._sequences[0].request.trace_id}: "
                 "choose another quantization (float16 overflows in some models)"
             )
         entropies, logprobs = both.tolist()
         return entropies, logprobs
 
     def _hand_out(self, tokens: Tensor, entropies: list[float], logprobs: list[float]) -> None:
-        over = []
-        for row, token, entropy, logprob in zip(
-            self._rows, tokens.tolist(), entropies, logprobs, strict=True
+        finished = []
+        for sequence, token, entropy, logprob in zip(
+            self._sequences, tokens.tolist(), entropies, logprobs, strict=True
         ):
-            if not row.over:
-                row.accept([token], [entropy], [logprob])
-                if row.reason is not None:
-                    self._finish(row)
-            over.append(row.over)
-        self.over = torch.tensor(over, device=tokens.device)
+            if not sequence.finished:
+                sequence.accept([token], [entropy], [logprob])
+                if sequence.finish_reason is not None:
+                    self._finish(sequence)
+            finished.append(sequence.finished)
+        self.finished = torch.tensor(finished, device=tokens.device)
 
     def _note(self, input_ids: Tensor, size: int) -> None:
         """Remember which ids a row has seen, where a repetition penalty asks for it."""
@@ -131,10 +135,10 @@ class _Step(LogitsProcessor):
             return
         if self._seen is None:
             self._seen = torch.zeros(
-                len(self._rows), size, dtype=torch.bool, device=input_ids.device
+                len(self._sequences), size, dtype=torch.bool, device=input_ids.device
             )
-            for row, ids, mask in zip(self._seen, input_ids, self._mask, strict=True):
-                row[ids[mask.bool()]] = True
+            for sequence, ids, mask in zip(self._seen, input_ids, self._mask, strict=True):
+                sequence[ids[mask.bool()]] = True
         self._seen.scatter_(-1, input_ids[:, -1:], True)
 
 
@@ -146,7 +150,7 @@ class _Over(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """One bool per row."""
-        return self._step.over
+        return self._step.finished
 
 
 @contextmanager
@@ -167,12 +171,15 @@ def _within(model: Any) -> Iterator[None]:
         hook.remove()
 
 
-def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
+def _padded(sequences: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
     """Ids with padding on the left, attention mask and positions, each [rows, longest]."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
+    longest = max(map(len, sequences))
+    ids = torch.tensor(
+        [[0] * (longest - len(sequence)) + list(sequence) for sequence in sequences], device=device
+    )
     mask = torch.tensor(
-        [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device
+        [[0] * (longest - len(sequence)) + [1] * len(sequence) for sequence in sequences],
+        device=device,
     )
     positions = (mask.cumsum(-1) - 1).clamp_(min=0)
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}

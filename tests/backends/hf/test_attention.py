@@ -3,7 +3,7 @@
 import torch
 
 from components.backends.hf.slots.attention import DecodeFrame
-from components.backends.hf.slots.kv_cache import KeyValues, LayerShape
+from components.backends.hf.slots.kv_cache import KVCache, LayerShape
 
 CPU = torch.device("cpu")
 HEADS, GROUP, SIZE, PAGE = 2, 3, 16, 512
@@ -11,7 +11,7 @@ HEADS, GROUP, SIZE, PAGE = 2, 3, 16, 512
 
 def test_rows_of_any_length_and_place_attend_to_their_own_tokens_only() -> None:
     generator = torch.Generator().manual_seed(3)
-    cache = KeyValues([LayerShape(HEADS, SIZE, SIZE, torch.float32)], 12, PAGE, CPU)
+    cache = KVCache([LayerShape(HEADS, SIZE, SIZE, torch.float32)], 12, PAGE, CPU)
     for tensor in (*cache.keys, *cache.values):
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     # Neighbours, a gap, long beside short ones, a full page, and at the end rows of more pages.

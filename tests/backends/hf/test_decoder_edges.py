@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from components.backends.hf.backend import HfBackend
-from components.backends.hf.slots.torch_steps import PlainSteps
+from components.backends.hf.slots.torch_steps import TorchSteps
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import Sampling
 from tests.fakes.slots import backend, decode, same
@@ -39,20 +40,20 @@ def spoil(made: HfBackend, word: str) -> None:
 def test_rows_that_are_over_in_a_step_that_runs_out_of_memory_are_handed_out(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_, prefill, over = PlainSteps.decode, PlainSteps.prefill, [0]
+    decode_, prefill, over = TorchSteps.decode, TorchSteps.prefill, [0]
 
-    def prefilled(self: PlainSteps, parts: Any) -> Any:
-        over[0] += any(running.row.request.cap == 1 for running, _ in parts)
+    def prefilled(self: TorchSteps, parts: Any) -> Any:
+        over[0] += any(active.sequence.request.cap == 1 for active, _ in parts)
         return prefill(self, parts)
 
-    def short(self: PlainSteps, rows: Any, steps: int) -> Any:
+    def short(self: TorchSteps, rows: Any, steps: int) -> Any:
         if over[0] == 1:
             over[0] += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
         return decode_(self, rows, steps)
 
-    monkeypatch.setattr(PlainSteps, "prefill", prefilled)
-    monkeypatch.setattr(PlainSteps, "decode", short)
+    monkeypatch.setattr(TorchSteps, "prefill", prefilled)
+    monkeypatch.setattr(TorchSteps, "decode", short)
 
     async def run() -> list[Generation]:
         begun = asyncio.Event()
@@ -122,3 +123,19 @@ def test_a_generation_that_its_owner_changes_changes_no_other_row(llama: Path) -
 
     known, second = asyncio.run(run())
     assert second.prompt_ids == known.prompt_ids
+
+
+@pytest.mark.parametrize("decoder", ["slots", "generate"])
+def test_whatever_ends_the_decoder_reaches_the_rows_that_waited(llama: Path, decoder: str) -> None:
+    async def run() -> list[BaseException]:
+        async with backend(llama, decoder=decoder, slots=2, batch_size=2) as made:
+            embedding = made.model.get_input_embeddings()
+            embedding.weight = nn.Parameter(embedding.weight[:10].clone())  # most ids have none
+            asked = [made.generate(ask("red bird", trace, 4)) for trace in range(5)]
+            first = await asyncio.gather(*asked, return_exceptions=True)
+            later = await asyncio.gather(made.generate(ask("hill", 9, 4)), return_exceptions=True)
+            return [error for error in (*first, *later) if isinstance(error, BaseException)]
+
+    errors = asyncio.run(run())
+    assert len(errors) == 6
+    assert all("index out of range" in str(error) for error in errors)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from components.backends.hf.slots.attention import DecodeFrame
-from components.backends.hf.slots.kv_cache import KeyValues, LayerShape
+from components.backends.hf.slots.kv_cache import KVCache, LayerShape
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import Sampling
 from tests.fakes.slots import MIXED, backend, decode, requests, same
@@ -130,7 +130,7 @@ def test_the_decoding_kernel_is_attention_over_pages(
         count = -(-length // page)
         tables.append([used + n for n in range(count)][::-1])
         used += count
-    cache, exact = (KeyValues([shape], used + 1, page, device) for _ in range(2))
+    cache, exact = (KVCache([shape], used + 1, page, device) for _ in range(2))
     for mine, theirs in ((cache.keys, exact.keys), (cache.values, exact.values)):
         theirs[0].copy_(mine[0].normal_())
     query = torch.randn(1, heads, rows, size, dtype=dtype, device=device)

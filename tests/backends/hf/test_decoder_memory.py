@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from components.backends.hf.backend import HfBackend
-from components.backends.hf.slots.kv_cache import KeyValues, LayerShape, independent
-from components.backends.hf.slots.pages import Copy, Pages, Wanted
-from components.backends.hf.slots.torch_steps import PlainSteps
+from components.backends.hf.slots.kv_cache import KVCache, LayerShape, independent
+from components.backends.hf.slots.pages import Copy, PageAllocator, PrefixQuery
+from components.backends.hf.slots.torch_steps import TorchSteps
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import Sampling
 from tests.fakes.slots import MIXED, backend, decode, requests, same
@@ -96,22 +96,22 @@ def test_rows_are_equal_where_memory_is_short(
 def test_a_row_larger_than_the_cache_is_told_what_to_lower(llama: Path) -> None:
     made = backend(llama, decoder="slots", slots=4)
     made.options = replace(made.options, page=16, pages=2)
-    with pytest.raises(MemoryError, match="no single row of"):
+    with pytest.raises(MemoryError, match="cannot hold a single row of"):
         decode(made, requests(1, MIXED, caps=(60, 60)))
 
 
 def test_out_of_memory_halves_the_slots_and_loses_nothing(
     llama: Path, expected: list[Generation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = PlainSteps.decode, [0]
+    real, calls = TorchSteps.decode, [0]
 
-    def short(self: PlainSteps, rows: Any, steps: int) -> Any:
+    def short(self: TorchSteps, rows: Any, steps: int) -> Any:
         calls[0] += 1
         if len(rows) > 4 and calls[0] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, rows, steps)
 
-    monkeypatch.setattr(PlainSteps, "decode", short)
+    monkeypatch.setattr(TorchSteps, "decode", short)
     about: dict[str, Any] = {}
     rows = decode(backend(llama, decoder="slots", slots=16), ASKED, lambda b: about.update(told(b)))
     assert about["slots"] == 4
@@ -149,7 +149,7 @@ def test_a_model_that_does_not_fit_takes_the_reference_and_the_log_says_why(
 @pytest.mark.parametrize("seed", range(20))
 def test_copies_made_together_are_those_made_one_after_another(seed: int) -> None:
     rng = random.Random(seed)
-    cache = KeyValues([LayerShape(2, 4, 3, torch.float32)], 8, 6, torch.device("cpu"))
+    cache = KVCache([LayerShape(2, 4, 3, torch.float32)], 8, 6, torch.device("cpu"))
     expected = [tensor[0].normal_().clone() for tensor in (cache.keys, cache.values)]
     filled, copies = [6] * 8, []
     for _ in range(rng.randint(1, 12)):
@@ -172,24 +172,24 @@ def test_samples_that_copy_from_each_other_are_copied_at_once() -> None:
 
 def test_pages_are_all_given_back() -> None:
     rng = random.Random(0)
-    pages, held = Pages(40, 4), []
+    pages, held = PageAllocator(40, 4), []
     for trace in range(400):
         start = [1, 2, 3, 4, 5, 6, 7, 8, 9] * rng.randint(1, 2)
         ids = start + [rng.randint(0, 3) for _ in range(rng.randint(1, 20))]
-        opened = pages.open(trace, Wanted.of(ids))
-        if opened is not None:
-            opened.held.computed = len(opened.held.ids)
-            held.append(opened.held)
-        if opened is None or rng.random() < 0.6:
+        allocation = pages.allocate(trace, PrefixQuery.of(ids))
+        if allocation is not None:
+            allocation.cached.computed = len(allocation.cached.ids)
+            held.append(allocation.cached)
+        if allocation is None or rng.random() < 0.6:
             one = held.pop(rng.randrange(len(held)))
-            pages.keep(one) if rng.random() < 0.5 else pages.drop(one)
+            pages.retain(one) if rng.random() < 0.5 else pages.free(one)
         if rng.random() < 0.3:
             pages.release(rng.randint(0, trace))
     for one in held:
-        pages.drop(one)
-    for one in list(pages._kept):
-        pages.drop(one)
-    assert pages.spare == 40 and not pages._found and not any(pages._users)
+        pages.free(one)
+    for one in list(pages._retained):
+        pages.free(one)
+    assert pages.num_available == 40 and not pages._by_prefix and not any(pages._ref_counts)
 
 
 @pytest.mark.slow

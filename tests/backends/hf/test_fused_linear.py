@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from components.backends.hf.slots.attention import ProbeFrame, compile_layers, using
-from components.backends.hf.slots.fit import fit, join_products
-from components.backends.hf.slots.fused_linear import Joined, Readers
+from components.backends.hf.slots.attention import ProbeFrame, compile_layers, using_frame
+from components.backends.hf.slots.fit import fit, fuse_linears
+from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
 from tests.fakes.tiny_models import ARCHITECTURES, tiny
 
 IDS = torch.arange(40)[None] * 7 + 3
@@ -29,7 +29,7 @@ def fitted(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def logits(model: Any) -> torch.Tensor:
-    with torch.inference_mode(), using(ProbeFrame()):
+    with torch.inference_mode(), using_frame(ProbeFrame()):
         positions = torch.arange(IDS.shape[1])[None]
         found: torch.Tensor = model(IDS, position_ids=positions, use_cache=False).logits
     return found
@@ -41,7 +41,7 @@ def test_joined_layers_give_the_logits_of_layers_by_themselves(
 ) -> None:
     model = fitted(kind)
     expected = logits(model)
-    saved = join_products(model)
+    saved = fuse_linears(model)
     # Queries, keys and values, and gate and up, of two layers; Phi3 has them joined already.
     assert saved == (0 if kind == "phi3" else 6)
     assert torch.allclose(logits(model), expected, atol=1e-4)
@@ -50,7 +50,7 @@ def test_joined_layers_give_the_logits_of_layers_by_themselves(
 def test_joined_layers_are_compiled_into_one_program(fitted: Callable[[str], Any]) -> None:
     model = fitted("llama")
     expected = logits(model)
-    join_products(model)
+    fuse_linears(model)
     compile_layers(model)
     torch._dynamo.utils.counters.clear()
     assert torch.allclose(logits(model), expected, atol=1e-4)
@@ -61,7 +61,7 @@ def test_the_weights_of_joined_layers_take_no_more_memory(fitted: Callable[[str]
     model = fitted("qwen2")
     names = [name for name, _ in model.named_parameters()]
     values = {name: value.clone() for name, value in model.state_dict().items()}
-    join_products(model)
+    fuse_linears(model)
     assert [name for name, _ in model.named_parameters()] == names
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
     attention = model.model.layers[0].self_attn
@@ -73,7 +73,7 @@ def test_layers_that_were_joined_can_be_parted_again() -> None:
     layers = [nn.Linear(8, size) for size in (4, 6)]
     given = torch.randn(3, 8)
     expected = [layer(given) for layer in layers]
-    Joined([layers]).undo()
+    FusedLinears([layers]).undo()
     assert all(type(layer) is nn.Linear for layer in layers)
     assert all(torch.equal(layer(given), out) for layer, out in zip(layers, expected, strict=True))
 
@@ -92,7 +92,7 @@ class Adapted(nn.Linear):
 )
 def test_unlike_layers_stay_by_themselves(others: list[nn.Linear]) -> None:
     model = nn.ModuleList([nn.Linear(8, 4), *others])
-    readers, given = Readers(), torch.randn(2, 8)
+    readers, given = SharedInputs(), torch.randn(2, 8)
     with readers.watching(model):
         for layer in model:
             layer(given.to(layer.weight.dtype) if layer.weight.dtype != given.dtype else given)
@@ -101,7 +101,7 @@ def test_unlike_layers_stay_by_themselves(others: list[nn.Linear]) -> None:
 
 def test_a_layer_that_is_called_twice_stays_by_itself() -> None:
     layer, other = nn.Linear(8, 8), nn.Linear(8, 8)
-    readers, given = Readers(), torch.randn(2, 8)
+    readers, given = SharedInputs(), torch.randn(2, 8)
     with readers.watching(nn.ModuleList([layer, other])):
         layer(given)
         other(given)

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from components.backends.hf.slots.pages import Copy, Pages
-from components.backends.hf.slots.rows import Drawn, Entry, Running
+from components.backends.hf.slots.pages import Copy, PageAllocator
 from components.backends.hf.slots.scheduler import Scheduler
+from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
+from components.backends.hf.submission import QueuedSequence
 from components.decoding.prompt_encoder import Encoded
-from components.decoding.sequence import Decoded, Limits
+from components.decoding.sequence import Limits, TokenSequence
 from components.decoding.stop_text import Pieces
 from pipeline.protocols import Group, Message, Prompt, Request
 from pipeline.spec import Sampling
@@ -34,45 +35,45 @@ def following(ids: Sequence[int], seed: int) -> int:
 class Device:
     """Computes in the order in which it is asked; its results come up to one go late."""
 
-    waits = 4
+    prefill_delay = 4
 
     def __init__(self, pages: int, rng: random.Random, ahead: int) -> None:
         self.pages = [[-1] * SIZE for _ in range(pages)]
         self._rng, self._ahead = rng, ahead
-        self._ids: dict[Running, list[int]] = {}
-        self._pending: deque[Drawn] = deque()
+        self._ids: dict[ActiveSequence, list[int]] = {}
+        self._pending: deque[DrawnTokens] = deque()
 
-    def ahead(self, rows: int) -> int:
+    def steps_per_launch(self, rows: int) -> int:
         return self._ahead
 
-    def prefill(self, parts: Sequence[tuple[Running, int]]) -> None:
+    def prefill(self, chunks: Sequence[tuple[ActiveSequence, int]]) -> None:
         done = []
-        for running, count in parts:
-            held = running.held
-            for place in range(held.computed, held.computed + count):
-                self._write(held.pages, place, held.ids[place])
-            held.computed += count
-            if not running.uncomputed:
-                done.append(running)
+        for active, count in chunks:
+            cached = active.cached
+            for place in range(cached.computed, cached.computed + count):
+                self._write(cached.pages, place, cached.ids[place])
+            cached.computed += count
+            if not active.num_uncomputed:
+                done.append(active)
         if done:
-            self._send(done, [[self._draw(running) for running in done]])
-        for running in done:
-            running.started = True
+            self._send(done, [[self._draw(active) for active in done]])
+        for active in done:
+            active.decoding = True
 
-    def decode(self, rows: Sequence[Running], steps: int) -> None:
+    def decode(self, rows: Sequence[ActiveSequence], steps: int) -> None:
         results = []
         for step in range(steps):
-            for running in rows:
-                ids = self._known(running)
-                place = running.held.computed + step
+            for active in rows:
+                ids = self._known(active)
+                place = active.cached.computed + step
                 assert place == len(ids) - 1
-                self._write(running.held.pages, place, ids[place])
-            results.append([self._draw(running) for running in rows])
-        for running in rows:
-            running.held.computed += steps
+                self._write(active.cached.pages, place, ids[place])
+            results.append([self._draw(active) for active in rows])
+        for active in rows:
+            active.cached.computed += steps
         self._send(rows, results)
 
-    def collect(self, wait: bool) -> list[Drawn]:
+    def collect(self, wait: bool) -> list[DrawnTokens]:
         over = []
         while self._pending and (wait or len(self._pending) > 1 or self._rng.random() < 0.5):
             over.append(self._pending.popleft())
@@ -88,25 +89,25 @@ class Device:
     def clear(self) -> None:
         self._pending.clear()
 
-    def _known(self, running: Running) -> list[int]:
-        return self._ids.setdefault(running, list(running.held.ids))
+    def _known(self, active: ActiveSequence) -> list[int]:
+        return self._ids.setdefault(active, list(active.cached.ids))
 
-    def _draw(self, running: Running) -> int:
+    def _draw(self, active: ActiveSequence) -> int:
         """Read all that the row has cached, and draw what follows."""
-        ids, pages = self._known(running), running.held.pages
+        ids, pages = self._known(active), active.cached.pages
         cached = [self.pages[pages[n // SIZE]][n % SIZE] for n in range(len(ids))]
         assert cached == ids
-        ids.append(following(ids, running.row.seed))
+        ids.append(following(ids, active.sequence.seed))
         return ids[-1]
 
     def _write(self, pages: list[int], place: int, token: int) -> None:
         self.pages[pages[place // SIZE]][place % SIZE] = token
 
-    def _send(self, rows: Sequence[Running], results: list[list[int]]) -> None:
+    def _send(self, rows: Sequence[ActiveSequence], results: list[list[int]]) -> None:
         numbers = [[float(token) for token in tokens] for tokens in results]
-        self._pending.append(Drawn(list(rows), results, numbers, numbers))
-        for running in rows:
-            running.ahead += len(results)
+        self._pending.append(DrawnTokens(list(rows), results, numbers, numbers))
+        for active in rows:
+            active.in_flight += len(results)
 
 
 def row(
@@ -116,17 +117,17 @@ def row(
     cap: int,
     stop: tuple[str, ...] = (),
     limits: Limits = LIMITS,
-) -> Decoded:
+) -> TokenSequence:
     request = Request(
         Prompt((Message("user", ("x",)),)), stop, cap, Sampling(), seed, trace, Group("g", 0, 1)
     )
-    return Decoded(request, Encoded(ids), limits, lambda ids: "", PIECES)
+    return TokenSequence(request, Encoded(ids), limits, lambda ids: "", PIECES)
 
 
-def alone(made: Decoded) -> list[int]:
+def alone(made: TokenSequence) -> list[int]:
     """What the row is to hold: one id after another."""
     like = row(made.prompt.ids, made.seed, 0, made.request.cap, made.request.stop)
-    while like.reason is None:
+    while like.finish_reason is None:
         like.accept([following(like.ids, like.seed)], [0.0], [0.0])
     return like.token_ids
 
@@ -137,8 +138,8 @@ class Job:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._serial = 0
-        self.coming: list[Entry] = []
-        self.rows: list[Decoded] = []
+        self.coming: list[QueuedSequence] = []
+        self.sequences: list[TokenSequence] = []
         start = rng.choices(range(END), k=rng.randint(1, 9))
         for trace in range(rng.randint(2, 9)):
             prompt = start[: rng.randint(1, 9)] + rng.choices(range(END), k=rng.randint(0, 20))
@@ -151,13 +152,15 @@ class Job:
         made = row(ids, rng.getrandbits(60), trace, rng.randint(1, 30), stop)
         self._serial += 1
         future = cast("asyncio.Future[Any]", None)  # of no use to the scheduler
-        self.coming.append(Entry((trace, self._serial), made, future))
-        self.rows.append(made)
+        self.coming.append(QueuedSequence((trace, self._serial), made, future))
+        self.sequences.append(made)
 
-    def go_on(self, entry: Entry) -> None:
-        if len(entry.row.ids) < 90:
+    def go_on(self, queued: QueuedSequence) -> None:
+        if len(queued.sequence.ids) < 90:
             for _ in range(2):
-                self.add([*entry.row.ids, *self._rng.choices(range(END), k=3)], entry.order[0])
+                self.add(
+                    [*queued.sequence.ids, *self._rng.choices(range(END), k=3)], queued.order[0]
+                )
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -165,30 +168,30 @@ def test_every_row_holds_what_it_would_alone_however_far_the_device_is_ahead(see
     rng = random.Random(seed)
     count, share = rng.choice([36, 60, 400]), rng.random() < 0.8
     device = Device(count, rng, rng.choice([1, 4, 8]))
-    pages = Pages(count, SIZE)
+    pages = PageAllocator(count, SIZE)
     scheduler = Scheduler(device, pages, rng.choice([1, 3, 40]), rng.choice([5, 64]), share)
     job, dropped, goes = Job(rng), set(), 0
     while job.coming or not scheduler.idle:
         for _ in range(min(len(job.coming), rng.randint(0, 6))):
             scheduler.add(job.coming.pop(0))
-        for entry in scheduler.step():
-            assert entry.error is None
+        for queued in scheduler.step():
+            assert queued.error is None
             if rng.random() < 0.3:
-                job.go_on(entry)
+                job.go_on(queued)
             if rng.random() < 0.5:
-                scheduler.release(entry.order[0])
-        running = scheduler.running_entries()
-        if running and rng.random() < 0.03:
-            lost = rng.choice(running).row
-            lost.dropped = True
+                scheduler.release(queued.order[0])
+        active = scheduler.active()
+        if active and rng.random() < 0.03:
+            lost = rng.choice(active).sequence
+            lost.cancelled = True
             dropped.add(id(lost))
         goes += 1
         assert goes < 20_000, "no end is in sight"
-    kept = [made for made in job.rows if id(made) not in dropped]
+    kept = [made for made in job.sequences if id(made) not in dropped]
     assert kept and all(made.token_ids == alone(made) for made in kept)
-    for held in list(pages._kept):
-        pages.drop(held)
-    assert pages.spare == count
+    for cached in list(pages._retained):
+        pages.free(cached)
+    assert pages.num_available == count
 
 
 NOBODY = cast("asyncio.Future[Any]", None)
@@ -199,9 +202,11 @@ def test_a_row_that_fills_the_cache_to_the_last_token_is_not_refused(ahead: int)
     rng = random.Random(0)
     for cap in [*range(1, 16)] * 5:
         device = Device(20 // SIZE, rng, ahead)
-        scheduler = Scheduler(device, Pages(20 // SIZE, SIZE), 4, 24, share=True)
-        scheduler.add(Entry((0, 0), row([1, 2, 3, 4, 5], rng.getrandbits(60), 0, cap), NOBODY))
-        over: list[Entry] = []
+        scheduler = Scheduler(device, PageAllocator(20 // SIZE, SIZE), 4, 24, share=True)
+        scheduler.add(
+            QueuedSequence((0, 0), row([1, 2, 3, 4, 5], rng.getrandbits(60), 0, cap), NOBODY)
+        )
+        over: list[QueuedSequence] = []
         while not over:
             over = scheduler.step()
         assert over[0].error is None
@@ -214,13 +219,13 @@ def test_no_row_goes_further_than_one_go_behind_the_last_position(ahead: int) ->
     furthest = [0]
 
     class Watched(Device):
-        def decode(self, rows: Sequence[Running], steps: int) -> None:
+        def decode(self, rows: Sequence[ActiveSequence], steps: int) -> None:
             super().decode(rows, steps)
-            furthest.append(max(running.held.computed for running in rows))
+            furthest.append(max(active.cached.computed for active in rows))
 
-    scheduler = Scheduler(Watched(400, rng, ahead), Pages(400, SIZE), 9, 24, share=True)
+    scheduler = Scheduler(Watched(400, rng, ahead), PageAllocator(400, SIZE), 9, 24, share=True)
     for number, made in enumerate(rows):
-        scheduler.add(Entry((0, number), made, NOBODY))
+        scheduler.add(QueuedSequence((0, number), made, NOBODY))
     while not scheduler.idle:
         scheduler.step()
     assert max(furthest) < context + ahead

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from components.backends.hf.slots import torch_steps as plain
-from components.backends.hf.slots.threads import Shards, halves
-from components.backends.hf.slots.torch_steps import PlainSteps
+from components.backends.hf.slots.threads import ThreadTeam, balanced_groups
+from components.backends.hf.slots.torch_steps import TorchSteps
 from tests.fakes.slots import MIXED, backend, decode, requests, same
 from tests.fakes.tiny_models import tiny
 
@@ -18,14 +18,14 @@ def test_rows_are_equal_whether_or_not_threads_share_a_step(
 ) -> None:
     folder = tiny("llama", smollm2, tmp_path)
     asked = requests(11, MIXED, samples=4, caps=(2, 12))
-    real, sizes = PlainSteps._decode, []
+    real, sizes = TorchSteps._decode, []
 
-    def noted(self: PlainSteps, rows: list[object]) -> object:
+    def noted(self: TorchSteps, rows: list[object]) -> object:
         sizes.append((len(rows), threading.current_thread().name))
         return real(self, rows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PlainSteps, "_decode", noted)
-    monkeypatch.setattr(plain, "SHARE", 8)
+    monkeypatch.setattr(TorchSteps, "_decode", noted)
+    monkeypatch.setattr(plain, "TOKENS_PER_THREAD", 8)
     shared = decode(backend(folder, decoder="slots", slots=44, threads=3), asked)
     assert {name for _, name in sizes} >= {"decoder_0", "decoder_1"}
     sizes.clear()
@@ -36,7 +36,7 @@ def test_rows_are_equal_whether_or_not_threads_share_a_step(
 
 
 def test_every_thread_computes_on_one_core_and_a_lone_part_on_all() -> None:
-    shards, before = Shards(), torch.get_num_threads()
+    shards, before = ThreadTeam(), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         assert shards.run(lambda _: torch.get_num_threads(), [0]) == [2]
@@ -48,7 +48,7 @@ def test_every_thread_computes_on_one_core_and_a_lone_part_on_all() -> None:
 
 
 def test_a_part_that_fails_is_told_once_all_are_over() -> None:
-    shards, started, done = Shards(), threading.Event(), []
+    shards, started, done = ThreadTeam(), threading.Event(), []
     before = torch.get_num_threads()
     torch.set_num_threads(2)
 
@@ -69,6 +69,8 @@ def test_a_part_that_fails_is_told_once_all_are_over() -> None:
 
 
 def test_parts_are_shared_out_evenly_and_none_is_empty() -> None:
-    assert halves([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]
-    assert halves([3], 4) == [[0]]
-    assert sorted(place for group in halves([9, 1, 1, 7, 3], 3) for place in group) == [*range(5)]
+    assert balanced_groups([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]
+    assert balanced_groups([3], 4) == [[0]]
+    assert sorted(place for group in balanced_groups([9, 1, 1, 7, 3], 3) for place in group) == [
+        *range(5)
+    ]

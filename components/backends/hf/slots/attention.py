@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from components.backends.hf.slots.kv_cache import KeyValues, LayerShape
+from components.backends.hf.slots.kv_cache import KVCache, LayerShape
 
 NAME = "rethink_pages"
 _PADDING = 128  # tokens behind the ends of rows that are read rather than making one more call
@@ -47,17 +47,17 @@ class Frame(Protocol):
         """Cache key and value [1, heads, tokens, size]; return [1, tokens, heads, size]."""
 
 
-_here = threading.local()
+_current = threading.local()
 
 
 @contextmanager
-def using(frame: Frame) -> Iterator[None]:
+def using_frame(frame: Frame) -> Iterator[None]:
     """Attention of this thread goes through `frame`."""
-    _here.frame = frame
+    _current.frame = frame
     try:
         yield
     finally:
-        del _here.frame
+        del _current.frame
 
 
 def attend(
@@ -86,7 +86,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if torch.compiler.is_compiling():
         return torch.ops.rethink.attend(query, key, value, scale, module.layer_number), None
-    frame: Frame = _here.frame
+    frame: Frame = _current.frame
     layer: Any = module.layer_idx
     return frame.attend(layer, query, key, value, scale), None
 
@@ -95,7 +95,7 @@ def attend(
 # as a tensor: layers that differ in nothing else share one program then.
 @torch.library.custom_op("rethink::attend", mutates_args=())
 def _operator(query: Tensor, key: Tensor, value: Tensor, scale: float, layer: Tensor) -> Tensor:
-    frame: Frame = _here.frame
+    frame: Frame = _current.frame
     return frame.attend(int(layer), query, key, value, scale)
 
 
@@ -142,7 +142,7 @@ class ProbeFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PrefillChunk:
     """Tokens of one row in a packed call: `count` from `start`, and all that row has after it."""
 
     start: int
@@ -155,52 +155,52 @@ class PrefillFrame:
     """Several tokens per row, each row by itself."""
 
     def __init__(
-        self, cache: KeyValues, pages: Tensor, offsets: Tensor, pieces: Sequence[Piece]
+        self, cache: KVCache, pages: Tensor, offsets: Tensor, chunks: Sequence[PrefillChunk]
     ) -> None:
         """`pages` and `offsets` say where every token of the call is cached."""
         self._cache = cache
         self._pages, self._offsets = pages, offsets
-        self._pieces = [(piece, _causal(piece, pages.device)) for piece in pieces]
+        self._chunks = [(chunk, _causal(chunk, pages.device)) for chunk in chunks]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of every row to its own tokens up to each."""
         self._cache.write(layer, self._pages, self._offsets, key, value)
         out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
-        for piece, mask in self._pieces:
-            keys, values = self._row(layer, piece)
-            part = slice(piece.start, piece.start + piece.count)
+        for chunk, mask in self._chunks:
+            keys, values = self._row(layer, chunk)
+            span = slice(chunk.start, chunk.start + chunk.count)
             attended = scaled_dot_product_attention(
-                query[:, :, part],
+                query[:, :, span],
                 keys,
                 values,
                 attn_mask=mask,
-                is_causal=mask is None and piece.count > 1,
+                is_causal=mask is None and chunk.count > 1,
                 scale=scale,
                 enable_gqa=True,
             )
-            out[:, part] = attended.transpose(1, 2)
+            out[:, span] = attended.transpose(1, 2)
         return out
 
-    def _row(self, layer: int, piece: Piece) -> tuple[Tensor, Tensor]:
-        if len(piece.table) == 1:
-            page = int(piece.table[0])
+    def _row(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
+        if len(chunk.table) == 1:
+            page = int(chunk.table[0])
             keys, values = self._cache.keys[layer], self._cache.values[layer]
             both = keys[page : page + 1], values[page : page + 1]
         else:
-            both = self._cache.gather(layer, piece.table[None])
-        return both[0][:, :, : piece.length], both[1][:, :, : piece.length]
+            both = self._cache.gather(layer, chunk.table[None])
+        return both[0][:, :, : chunk.length], both[1][:, :, : chunk.length]
 
 
-def _causal(piece: Piece, device: torch.device) -> Tensor | None:
+def _causal(chunk: PrefillChunk, device: torch.device) -> Tensor | None:
     """Which tokens each of the new ones sees, bool [count, length]; None where a flag says it."""
-    if piece.count in (1, piece.length):
+    if chunk.count in (1, chunk.length):
         return None
-    full = torch.ones(piece.count, piece.length, dtype=torch.bool, device=device)
-    return full.tril(piece.length - piece.count)
+    full = torch.ones(chunk.count, chunk.length, dtype=torch.bool, device=device)
+    return full.tril(chunk.length - chunk.count)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _DecodeGroup:
     """Rows that are read together: single pages behind one another, or those of a table."""
 
     rows: slice
@@ -218,11 +218,11 @@ class _Run:
         dtype: torch.dtype,
     ) -> Self:
         """Some of the rows; `lengths` are those of all."""
-        some = lengths[rows]
-        longest = max(some)
-        if min(some) == longest:
+        chunk_lengths = lengths[rows]
+        longest = max(chunk_lengths)
+        if min(chunk_lengths) == longest:
             return cls(rows, pages, longest, None)
-        ends = torch.tensor(some, device=device).unsqueeze(1)
+        ends = torch.tensor(chunk_lengths, device=device).unsqueeze(1)
         beyond = torch.arange(longest, device=device) >= ends
         mask = torch.zeros(beyond.shape, dtype=dtype, device=device)
         return cls(rows, pages, longest, mask.masked_fill_(beyond, -torch.inf)[:, None, None])
@@ -233,7 +233,7 @@ class DecodeFrame:
 
     def __init__(
         self,
-        cache: KeyValues,
+        cache: KVCache,
         tables: Sequence[Sequence[int]],
         lengths: Sequence[int],
         device: torch.device,
@@ -252,18 +252,18 @@ class DecodeFrame:
         self._pages, self._offsets = places[:, 0], places[:, 1]
         single = sum(n <= cache.size for n in lengths)
         pages = [table[0] for table in tables[:single]]
-        self._runs = [
-            _Run.of(
+        self._groups = [
+            _DecodeGroup.of(
                 rows, slice(pages[rows.start], pages[rows.stop - 1] + 1), lengths, device, dtype
             )
-            for rows in _stretches(pages, lengths)
+            for rows in _contiguous_groups(pages, lengths)
         ]
         if single == len(tables):
             return
         width = -(-max(lengths) // cache.size)
         padded = [[*t[:width], *[t[0]] * (width - len(t))] for t in tables[single:]]
         rest, rows = torch.tensor(padded, device=device), slice(single, len(tables))
-        self._runs.append(_Run.of(rows, rest, lengths, device, dtype))
+        self._groups.append(_DecodeGroup.of(rows, rest, lengths, device, dtype))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention of every row's token to its row."""
@@ -272,32 +272,32 @@ class DecodeFrame:
         # Queries that share a key head lie where other queries of a sequence would.
         split = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
         parts = []
-        for run in self._runs:
-            keys, values = self._read(layer, run)
-            part = scaled_dot_product_attention(
-                split[run.rows], keys, values, attn_mask=run.mask, scale=scale
+        for group in self._groups:
+            keys, values = self._read(layer, group)
+            span = scaled_dot_product_attention(
+                split[group.rows], keys, values, attn_mask=group.mask, scale=scale
             )
-            parts.append(part)
+            parts.append(span)
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(1, rows, query.shape[1], -1)
 
-    def _read(self, layer: int, run: _Run) -> tuple[Tensor, Tensor]:
-        if isinstance(run.pages, slice):
-            both = self._cache.keys[layer][run.pages], self._cache.values[layer][run.pages]
+    def _read(self, layer: int, group: _DecodeGroup) -> tuple[Tensor, Tensor]:
+        if isinstance(group.pages, slice):
+            both = self._cache.keys[layer][group.pages], self._cache.values[layer][group.pages]
         else:
-            both = self._cache.gather(layer, run.pages)
-        return both[0][:, :, : run.longest], both[1][:, :, : run.longest]
+            both = self._cache.gather(layer, group.pages)
+        return both[0][:, :, : group.longest], both[1][:, :, : group.longest]
 
 
-def _stretches(pages: Sequence[int], lengths: Sequence[int]) -> list[slice]:
+def _contiguous_groups(pages: Sequence[int], lengths: Sequence[int]) -> list[slice]:
     """Rows whose pages lie behind one another, cut where padding costs more than a call."""
-    found: list[slice] = []
+    groups: list[slice] = []
     start = longest = 0
     for row, page in enumerate(pages):
         size, count = lengths[row], row - start
         padding = longest - size if size <= longest else count * (size - longest)
         if count and (page != pages[row - 1] + 1 or padding > _PADDING):
-            found.append(slice(start, row))
+            groups.append(slice(start, row))
             start, longest = row, 0
         longest = max(longest, size)
-    return [*found, slice(start, len(pages))] if pages else []
+    return [*groups, slice(start, len(pages))] if pages else []

@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.backends.hf.slots.attention import compile_layers
-from components.backends.hf.slots.fit import join_products
-from components.backends.hf.slots.kv_cache import KeyValues, LayerShape, free_memory
+from components.backends.hf.slots.fit import fuse_linears
+from components.backends.hf.slots.kv_cache import KVCache, LayerShape, free_memory
 from components.backends.hf.slots.packed_linear import pack
-from components.backends.hf.slots.pages import Pages
+from components.backends.hf.slots.pages import PageAllocator
 from components.backends.hf.slots.scheduler import Scheduler, Steps
-from components.backends.hf.slots.torch_steps import PlainSteps
+from components.backends.hf.slots.torch_steps import TorchSteps
 
 _LOG = logging.getLogger(__name__)
 _CPU_PAGE, _CPU_LEAST_PAGE = 2048, 256  # tokens; untouched ones take no memory
@@ -42,16 +42,16 @@ def slots_for(options: Options, device: torch.device) -> int:
     return options.slots or (_GPU_SLOTS if device.type == "cuda" else _CPU_SLOTS)
 
 
-def maker(
+def scheduler_factory(
     model: PreTrainedModel, layers: tuple[LayerShape, ...], allowed: Tensor, options: Options
 ) -> Callable[[int], Scheduler]:
     """`make(slots)`: a scheduler with a cache as large as what is free; fewer slots take less."""
     device = model.device
     most = slots_for(options, device)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
-    reason = _why_plain(layers, allowed, device)
+    reason = _why_no_graphs(layers, allowed, device)
     if reason is None and options.compile:
-        join_products(model)
+        fuse_linears(model)
         compile_layers(model)
     if reason is not None and (layered := pack(model)):
         _LOG.info(
@@ -68,17 +68,19 @@ def maker(
         if reason is None:
             from components.backends.hf.slots.cuda_steps import GraphSteps  # needs Triton
 
-            cache = KeyValues(layers, count + 1, size, device)
+            cache = KVCache(layers, count + 1, size, device)
             steps: Steps = GraphSteps(model, cache, int(allowed.sum()), slots, context)
         else:
-            steps = PlainSteps(model, KeyValues(layers, count, size, device), allowed)
+            steps = TorchSteps(model, KVCache(layers, count, size, device), allowed)
         chunk = options.chunk or (_GPU_CHUNK if device.type == "cuda" else _CPU_CHUNK)
-        return Scheduler(steps, Pages(count, size), slots, chunk, options.share)
+        return Scheduler(steps, PageAllocator(count, size), slots, chunk, options.share)
 
     return make
 
 
-def _why_plain(layers: tuple[LayerShape, ...], allowed: Tensor, device: torch.device) -> str | None:
+def _why_no_graphs(
+    layers: tuple[LayerShape, ...], allowed: Tensor, device: torch.device
+) -> str | None:
     """Why steps cannot be CUDA graphs; None if they can."""
     if device.type != "cuda":
         return f"the device is {device.type}"

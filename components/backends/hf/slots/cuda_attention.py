@@ -8,19 +8,19 @@ import triton
 from torch import Tensor
 
 from components.backends.hf.slots import kernels as step
-from components.backends.hf.slots.kv_cache import KeyValues
-from components.backends.hf.slots.rows import Running
+from components.backends.hf.slots.kv_cache import KVCache
+from components.backends.hf.slots.sequences import ActiveSequence
 
 _LOG2E = 1.4426950408889634
 _BLOCK = 64  # tokens of a page that a program reads at once
-_BUSY = 512  # programs that fill a card of some 130 multiprocessors
-_MOST_SPLITS = 16
+_MIN_PROGRAMS = 512  # programs that fill a card of some 130 multiprocessors
+_MAX_SPLITS = 16
 
 
 class PagedDecode:
     """One token of every slot, the places told by tensors: fit for a CUDA graph."""
 
-    def __init__(self, cache: KeyValues, table: Tensor, positions: Tensor, order: Tensor) -> None:
+    def __init__(self, cache: KVCache, table: Tensor, positions: Tensor, order: Tensor) -> None:
         """Rows of `table` stand for slots.
 
         Args:
@@ -43,16 +43,16 @@ class PagedDecode:
         sizes = {"KEY": shape.key_size, "VALUE": shape.value_size}
         splits = _splits(rows * heads)
         out = query.new_empty(rows, len(query), shape.value_size)
-        parts = facts = out
+        split_sums = split_stats = out
         if splits > 1:
-            parts = torch.empty(out.numel() * splits, dtype=torch.float32, device=out.device)
-            facts = torch.empty(2 * rows * len(query) * splits, device=out.device)
+            split_sums = torch.empty(out.numel() * splits, dtype=torch.float32, device=out.device)
+            split_stats = torch.empty(2 * rows * len(query) * splits, device=out.device)
         lanes = {
             "KEYS": triton.next_power_of_2(shape.key_size),
             "VALUES": triton.next_power_of_2(shape.value_size),
         }
         step.attend[heads, rows, splits](
-            query, key, value, keys, values, *self._where, out, parts, facts,
+            query, key, value, keys, values, *self._where, out, split_sums, split_stats,
             *(stride for of in (query, key, value) for stride in (of.stride(1), of.stride(0))),
             width, cache.size, heads, scale * _LOG2E, GROUP=group,
             ROWS=max(16, triton.next_power_of_2(group)), BLOCK=_BLOCK, SPLITS=splits,
@@ -60,20 +60,20 @@ class PagedDecode:
         )  # fmt: skip
         if splits > 1:
             merged = {"VALUE": sizes["VALUE"], "VALUES": lanes["VALUES"], "SPLITS": splits}
-            step.merge[rows * len(query),](parts, facts, out, **merged, num_warps=2)
+            step.merge[rows * len(query),](split_sums, split_stats, out, **merged, num_warps=2)
         return out[None]
 
 
 class PagedPrefill:
     """Several tokens per row, packed behind one another."""
 
-    def __init__(self, cache: KeyValues, parts: Sequence[tuple[Running, int]]) -> None:
+    def __init__(self, cache: KVCache, split_sums: Sequence[tuple[ActiveSequence, int]]) -> None:
         """The next `count` ids of every row; their pages are there."""
         device = cache.keys[0].device
-        starts = [running.held.computed for running, _ in parts]
-        counts = [count for _, count in parts]
+        starts = [active.cached.computed for active, _ in split_sums]
+        counts = [count for _, count in split_sums]
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        tables = [np.array(running.held.pages) for running, _ in parts]
+        tables = [np.array(active.cached.pages) for active, _ in split_sums]
         new = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
         self._cache = cache
         self.positions = upload(np.concatenate(new), device)
@@ -116,8 +116,8 @@ def _places(
     tables: Sequence[np.ndarray], tokens: Sequence[np.ndarray], size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Page and place in it of tokens of several rows."""
-    pages = [table[some // size] for table, some in zip(tables, tokens, strict=True)]
-    offsets = [some % size for some in tokens]
+    pages = [table[places // size] for table, places in zip(tables, tokens, strict=True)]
+    offsets = [places % size for places in tokens]
     both = upload(np.stack((np.concatenate(pages), np.concatenate(offsets))), device)
     return both[0], both[1]
 
@@ -130,6 +130,6 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
 def _splits(programs: int) -> int:
     """Parts that a row is read in, so that few rows fill the card too; a power of 2."""
     splits = 1
-    while splits < _MOST_SPLITS and programs * splits < _BUSY:
+    while splits < _MAX_SPLITS and programs * splits < _MIN_PROGRAMS:
         splits *= 2
     return splits

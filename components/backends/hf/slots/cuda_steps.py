@@ -1,7 +1,6 @@
-"""Steps on CUDA: a decoding step is one graph launch, and the host reads results a while later."""
+"""Steps on CUDA: a decode step is one graph launch, and the host reads its results later."""
 
 import gc
-import heapq
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,119 +13,123 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.backends.hf.slots import kernels as step
-from components.backends.hf.slots.attention import Frame, using
+from components.backends.hf.slots.attention import Frame, using_frame
 from components.backends.hf.slots.cuda_attention import PagedDecode, PagedPrefill, upload
-from components.backends.hf.slots.kv_cache import KeyValues
+from components.backends.hf.slots.kv_cache import KVCache
 from components.backends.hf.slots.pages import Copy
-from components.backends.hf.slots.rows import Drawn, Running
-from components.decoding.cuda_sampler import FusedSampler
+from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
+from components.backends.hf.slots.slot_table import SlotTable
+from components.decoding.cuda_sampler import CudaSampler
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
-_AHEAD = 8  # steps started in one go at most
-_BUSY = 256  # rows above which the host needs the time that more steps give it
-_OFTEN = 3  # goes that want a graph of some size before it is made, if a larger one can serve
-_WAITS = 4  # goes that a prefill may wait
-_BEHIND = 1  # goes that may be under way while another is started
-_PREFILLED = 256  # rows that leave a prefill together at most
+_MAX_STEPS_PER_LAUNCH = 8
+_MANY_SEQUENCES = 256  # above these a launch has more steps: the host needs the time they give it
+_REQUESTS_BEFORE_CAPTURE = 3  # launches for which a larger graph serves before one is captured
+_PREFILL_DELAY = 4  # launches
+_MAX_LAUNCHES_IN_FLIGHT = 1  # while another is started
+_MAX_FIRST_DRAWS = 256  # sequences for which a prefill draws at a time
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """Results on their way to the host, int32 [steps, 3, columns]."""
 
-    rows: Sequence[Running]
+    sequences: Sequence[ActiveSequence]
     columns: list[int]
     results: Tensor
     arrived: Any  # a CUDA event
 
 
 class GraphSteps:
-    """Keeps every slot's state on the device, so that steps follow each other without the host."""
+    """Steps as CUDA graphs. Every slot's state is on the device, so they do not wait for the host.
 
-    waits = _WAITS
+    See `scheduler.Steps` for what the methods promise.
+    """
+
+    prefill_delay = _PREFILL_DELAY
 
     def __init__(
-        self, model: PreTrainedModel, cache: KeyValues, bound: int, slots: int, longest: int
+        self, model: PreTrainedModel, cache: KVCache, bound: int, slots: int, max_length: int
     ) -> None:
-        """The last page of `cache` is taken for slots without a row.
+        """The last page of `cache` becomes the scratch page of slots without a sequence.
 
         Args:
             model: with the decoder's attention in place.
             cache: keys and values.
-            bound: ids from here on are not the tokenizer's.
-            slots: rows that decode at once.
-            longest: tokens that a row can have.
+            bound: the tokenizer has the ids below this one.
+            slots: sequences that decode at once.
+            max_length: tokens that a sequence can have.
         """
         self._model: Any = model
         self._cache = cache
         self._bound = bound
         self._slots = slots
-        self._longest = longest
+        self._max_length = max_length
         self._device = device = model.device
-        self._waste = cache.pages - 1
-        width = -(-(longest + _AHEAD) // cache.size)
-        self._table = torch.full((slots, width), self._waste, dtype=torch.int32, device=device)
-        self._positions = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._slots_in_turn = torch.arange(slots, dtype=torch.int32, device=device)
-        self._order = self._slots_in_turn.clone()
-        self._results = torch.zeros(_AHEAD, 3, slots, dtype=torch.int32, device=device)
-        self._counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self._holders: list[Running | None] = [None] * slots  # as the device has it
-        self._written = [0] * slots  # pages of a slot's row that the table has
-        self._slot: dict[Running, int] = {}
-        self._free = list(range(slots))  # a heap: the lowest go first
+        width = -(-(max_length + _MAX_STEPS_PER_LAUNCH) // cache.size)
+        self._table = SlotTable(slots, width, cache.pages - 1, device)
+        shape = (_MAX_STEPS_PER_LAUNCH, 3, slots)  # ids, entropies and logprobs of every step
+        self._results = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._counter = torch.zeros(1, dtype=torch.int64, device=device)  # steps of this launch
         self._pending: deque[_Pending] = deque()
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._asked: Counter[int] = Counter()  # goes for which a graph of some size was not there
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of slots
+        self._missed: Counter[int] = Counter()  # launches that lacked a graph, by its size
         self._size = model.config.get_text_config().vocab_size
         self._make_samplers(penalises=False)
 
-    def ahead(self, rows: int) -> int:
-        """Few steps waste little behind the ends of rows."""
-        return _AHEAD if rows > _BUSY else _AHEAD // 2
+    def steps_per_launch(self, num_sequences: int) -> int:
+        """8 above 256 sequences, else 4.
 
-    def prefill(self, parts: Sequence[tuple[Running, int]]) -> None:
-        """Compute the next `count` ids of every row; draw for those that have no more."""
-        self._tidy()
-        frame = PagedPrefill(self._cache, parts)
+        Steps past a sequence's stop are thrown away, so few sequences get few steps.
+        """
+        many = num_sequences > _MANY_SEQUENCES
+        return _MAX_STEPS_PER_LAUNCH if many else _MAX_STEPS_PER_LAUNCH // 2
+
+    def prefill(self, chunks: Sequence[tuple[ActiveSequence, int]]) -> None:
+        """As `Steps.prefill`; `collect` returns the results."""
+        self._table.take_back()
+        frame = PagedPrefill(self._cache, chunks)
         ids: list[int] = []
-        done: list[tuple[int, Running]] = []
-        for number, (running, count) in enumerate(parts):
-            held = running.held
-            ids += held.ids[held.computed : held.computed + count]
-            held.computed += count
-            if not running.uncomputed:
-                done.append((number, running))
-        keep = frame.last[upload(np.array([n for n, _ in done], dtype=np.int64), self._device)]
+        complete: list[tuple[int, ActiveSequence]] = []
+        for number, (active, count) in enumerate(chunks):
+            cached = active.cached
+            ids += cached.ids[cached.computed : cached.computed + count]
+            cached.computed += count
+            if not active.num_uncomputed:
+                complete.append((number, active))
+        numbers = np.array([number for number, _ in complete], dtype=np.int64)
+        logits_at = frame.last[upload(numbers, self._device)]
         tokens = upload(np.array(ids), self._device)
-        logits = self._forward(tokens, frame.positions, frame, keep)
-        for start in range(0, len(done), len(self._first.tokens)):
-            some = [running for _, running in done[start : start + len(self._first.tokens)]]
-            self._draw_first(some, logits[start : start + len(some)])
+        logits = self._forward(tokens, frame.positions, frame, logits_at)
+        size = len(self._prefill_sampler.tokens)
+        for start in range(0, len(complete), size):
+            sequences = [active for _, active in complete[start : start + size]]
+            self._draw_first(sequences, logits[start : start + len(sequences)])
 
-    def decode(self, rows: Sequence[Running], steps: int) -> None:
-        """Start `steps` steps of all rows."""
-        self._tidy()
-        self._penalise(rows)
-        self._join(rows)
+    def decode(self, sequences: Sequence[ActiveSequence], steps: int) -> None:
+        """As `Steps.decode`; `collect` returns the results."""
+        self._table.take_back()
+        self._enable_penalties(sequences)
+        self._join(sequences)
         bucket = self._bucket()
         self._compact(bucket)
         graph = self.graphs.get(bucket) or self._capture(bucket)
-        self._place(rows)
+        self._set(self._sampler, self._table.update(sequences))
         self._counter.zero_()
         for _ in range(steps):
             graph.replay()
-        self._send(rows, [self._slot[r] for r in rows], self._results[:steps, :, :bucket])
-        for running in rows:
-            running.ahead += steps
-            running.held.computed += steps
+        columns = [self._table.slot_of[active] for active in sequences]
+        self._send_to_host(sequences, columns, self._results[:steps, :, :bucket])
+        for active in sequences:
+            active.in_flight += steps
+            active.cached.computed += steps
 
-    def collect(self, wait: bool) -> list[Drawn]:
-        """What has arrived; all that is under way if `wait`, and all but the last goes anyway."""
+    def collect(self, wait: bool) -> list[DrawnTokens]:
+        """As `Steps.collect`; waits until no more than one launch is in flight."""
         drawn = []
         while self._pending:
             first = self._pending[0]
-            if not (wait or len(self._pending) > _BEHIND or first.arrived.query()):
+            if not (wait or len(self._pending) > _MAX_LAUNCHES_IN_FLIGHT or first.arrived.query()):
                 break
             self._pending.popleft()
             first.arrived.synchronize()
@@ -134,184 +137,141 @@ class GraphSteps:
         return drawn
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy the starts of pages."""
+        """As `Steps.copy`."""
         self._cache.copy(copies)
 
     def wipe(self, pages: Sequence[int], count: int) -> None:
-        """Put zeros for the first `count` tokens of pages."""
+        """As `Steps.wipe`."""
         self._cache.wipe(pages, count)
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.graphs.clear()
         self._pending.clear()
         self._cache.clear()
         gc.unfreeze()
 
-    def place(self, rows: int, context: int) -> None:
-        """Pretend that the first slots hold rows of `context` tokens, all in pages of their own.
-
-        For measurements, with no rows under way.
-        """
-        used = -(-context // self._cache.size) + 1
-        pages = torch.arange(rows * used, device=self._device) % self._waste
-        self._table[:rows, :used] = pages.view(rows, used).to(torch.int32)
-        self._positions.fill_(context)
-        self._order.copy_(self._slots_in_turn)
+    def place(self, sequences: int, context: int) -> None:
+        """Pretend that the first slots hold sequences of `context` tokens: a benchmark."""
+        self._table.fill(sequences, context, self._cache.size)
         self._counter.zero_()
 
     def _make_samplers(self, penalises: bool) -> None:
-        made = (self._size, self._device, self._bound, penalises)
-        self._sampler = FusedSampler(self._slots, *made)
-        self._first = FusedSampler(min(self._slots, _PREFILLED), *made)
+        arguments = (self._size, self._device, self._bound, penalises)
+        self._sampler = CudaSampler(self._slots, *arguments)
+        self._prefill_sampler = CudaSampler(min(self._slots, _MAX_FIRST_DRAWS), *arguments)
         self.graphs.clear()
-        self._pool = torch.cuda.graph_pool_handle()  # one whose graphs are gone cannot be used on
-        self._holders = [None] * self._slots
+        self._pool = torch.cuda.graph_pool_handle()  # the pool of deleted graphs cannot be reused
+        self._table.rewrite()
 
-    def _penalise(self, rows: Sequence[Running]) -> None:
-        """Change to samplers that note what rows have seen, once a row has a penalty."""
-        if self._sampler.penalises or not any(map(_penalised, rows)):
+    def _enable_penalties(self, sequences: Sequence[ActiveSequence]) -> None:
+        """Use samplers that keep track of seen ids, once a sequence has a repetition penalty."""
+        if self._sampler.penalises or not any(map(_has_penalty, sequences)):
             return
         tokens = self._sampler.tokens
         self._make_samplers(penalises=True)
         self._sampler.tokens.copy_(tokens)
 
-    def _tidy(self) -> None:
-        """Take back the slots of rows that are gone."""
-        for running in [running for running in self._slot if running.gone]:
-            heapq.heappush(self._free, self._slot.pop(running))
-
-    def _join(self, rows: Sequence[Running]) -> None:
-        """Give slots to rows that start without a prefill, their last id known."""
-        new = [running for running in rows if running not in self._slot]
+    def _join(self, sequences: Sequence[ActiveSequence]) -> None:
+        """Give slots to sequences that start without a prefill: their last id is known."""
+        new = [active for active in sequences if active not in self._table.slot_of]
         if not new:
             return
-        for running in new:
-            self._slot[running] = heapq.heappop(self._free)
-        slots = upload(np.array([self._slot[running] for running in new]), self._device)
-        ids = np.array([running.held.ids[-1] for running in new])
-        self._sampler.tokens[slots] = upload(ids, self._device)
-        for running in filter(_penalised, new):
-            self._note(self._sampler, self._slot[running], running)
+        for active in new:
+            self._table.take(active)
+        ids = np.array([active.cached.ids[-1] for active in new])
+        self._sampler.tokens[self._table.of(new)] = upload(ids, self._device)
+        for active in filter(_has_penalty, new):
+            self._mark_seen(self._sampler, self._table.slot_of[active], active)
 
     def _bucket(self) -> int:
-        """Slots of the graph to launch: as few as there are, or more where that saves making one.
+        """Slots of the graph to launch: as few as suffice, or those of a larger graph for a while.
 
-        Making one takes as long as a hundred steps, and few rows soon become many.
+        Capturing one takes as long as a hundred steps, and few sequences soon become many.
         """
-        fits = _bucket(len(self._slot), self._slots)
+        fits = _smallest_bucket(len(self._table.slot_of), self._slots)
         larger = [size for size in self.graphs if size >= fits]
         if not larger or fits in self.graphs:
             return fits
-        self._asked[fits] += 1
-        return fits if self._asked[fits] > _OFTEN else min(larger)
+        self._missed[fits] += 1
+        return fits if self._missed[fits] > _REQUESTS_BEFORE_CAPTURE else min(larger)
 
     def _compact(self, bucket: int) -> None:
-        """Move rows from slots behind the bucket into free ones within."""
-        moves = [(s, heapq.heappop(self._free), r) for r, s in self._slot.items() if s >= bucket]
-        if not moves:
+        """Move sequences from slots past the bucket into free ones within it."""
+        moves = self._table.compact(bucket)
+        if moves is None:
             return
-        for old, new, running in moves:
-            heapq.heappush(self._free, old)
-            self._slot[running] = new
-        places = upload(np.array([move[:2] for move in moves]).T.copy(), self._device)
         sampler = self._sampler
-        sampler.tokens[places[1]] = sampler.tokens[places[0]]
+        sampler.tokens[moves[1]] = sampler.tokens[moves[0]]
         if sampler.penalises:
-            sampler.seen[places[1]] = sampler.seen[places[0]]
+            sampler.seen[moves[1]] = sampler.seen[moves[0]]
 
-    def _forward(self, ids: Tensor, positions: Tensor, frame: Frame, keep: Tensor | int) -> Tensor:
-        with torch.inference_mode(), using(frame):
+    def _forward(
+        self, ids: Tensor, positions: Tensor, frame: Frame, logits_at: Tensor | int
+    ) -> Tensor:
+        with torch.inference_mode(), using_frame(frame):
             out = self._model(
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=keep,
+                logits_to_keep=logits_at,
             )
         return out.logits[0]  # type: ignore[no-any-return]
 
-    def _draw_first(self, rows: Sequence[Running], logits: Tensor) -> None:
+    def _draw_first(self, sequences: Sequence[ActiveSequence], logits: Tensor) -> None:
         """Draw the id that follows a prefill, and put it where the next step reads it."""
-        self._penalise(rows)
-        sampler, main, count = self._first, self._sampler, len(rows)
-        self._set(sampler, list(zip(rows, range(count), strict=True)))
-        for column, running in enumerate(rows):
-            self._slot[running] = heapq.heappop(self._free)
-            if _penalised(running):
-                self._note(sampler, column, running)
+        self._enable_penalties(sequences)
+        sampler, main, count = self._prefill_sampler, self._sampler, len(sequences)
+        self._set(sampler, list(zip(sequences, range(count), strict=True)))
+        for column, active in enumerate(sequences):
+            self._table.take(active)
+            if _has_penalty(active):
+                self._mark_seen(sampler, column, active)
         sampler(logits)
-        slots = upload(np.array([self._slot[running] for running in rows]), self._device)
+        slots = self._table.of(sequences)
         main.tokens[slots] = sampler.tokens[:count]
         if main.penalises:
             main.seen[slots] = sampler.seen[:count]
         numbers = (sampler.entropies[:count], sampler.logprobs[:count])
         bits = [values.view(torch.int32) for values in numbers]
         results = torch.stack((sampler.tokens[:count].to(torch.int32), *bits))
-        self._send(rows, list(range(count)), results[None])
-        for running in rows:
-            running.ahead += 1
-            running.started = True
+        self._send_to_host(sequences, list(range(count)), results[None])
+        for active in sequences:
+            active.in_flight += 1
+            active.decoding = True
 
-    def _send(self, rows: Sequence[Running], columns: list[int], results: Tensor) -> None:
+    def _send_to_host(
+        self, sequences: Sequence[ActiveSequence], columns: list[int], results: Tensor
+    ) -> None:
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
         host.copy_(results, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        self._pending.append(_Pending(list(rows), columns, host, arrived))
+        self._pending.append(_Pending(list(sequences), columns, host, arrived))
 
-    def _place(self, rows: Sequence[Running]) -> None:
-        """Bring the device's view of slots up to date: pages, and all else where rows changed."""
-        holders: list[Running | None] = [None] * self._slots
-        for running in rows:
-            holders[self._slot[running]] = running
-        changed = [s for s in range(self._slots) if self._holders[s] is not holders[s]]
-        left = [slot for slot in changed if holders[slot] is None]
-        if left:  # they go on with every step: none of their places may be a page that others have
-            self._table[upload(np.array(left), self._device)] = self._waste
-        cells: list[tuple[int, int, int]] = []
-        for slot in changed:
-            self._written[slot] = 0
-        for running in rows:
-            slot, pages = self._slot[running], running.held.pages
-            cells += [(slot, n, pages[n]) for n in range(self._written[slot], len(pages))]
-            self._written[slot] = len(pages)
-        if cells:
-            places = upload(np.array(cells).T.copy(), self._device)
-            self._table[places[0], places[1]] = places[2].to(torch.int32)
-        if changed:
-            computed = [0 if held is None else held.held.computed for held in holders]
-            self._positions.copy_(upload(np.array(computed), self._device))
-            order = np.argsort(-np.array(computed), kind="stable").astype(np.int32)
-            self._order.copy_(upload(order, self._device))
-            new = [(holder, slot) for slot in changed if (holder := holders[slot]) is not None]
-            self._set(self._sampler, new)
-        self._holders = holders
-
-    def _set(self, sampler: FusedSampler, placed: Sequence[tuple[Running, int]]) -> None:
-        """Write the parameters of rows into their columns of the sampler."""
+    def _set(self, sampler: CudaSampler, placed: Sequence[tuple[ActiveSequence, int]]) -> None:
+        """Write the sampling parameters of sequences into their columns of the sampler."""
         if not placed:
             return
         parameters, counts = [], []
-        for running, _ in placed:
-            of = running.row.request.sampling
+        for active, _ in placed:
+            of = active.sequence.request.sampling
             parameters.append((of.temperature, of.top_p, of.min_p, of.repetition_penalty))
-            counts.append((running.row.seed, running.drawn, of.top_k))
+            counts.append((active.sequence.seed, active.next_index, of.top_k))
         columns = upload(np.array([column for _, column in placed]), self._device)
         floats = upload(np.array(parameters, dtype=np.float32).T.copy(), self._device)
-        sampler.set(columns, floats, upload(np.array(counts).T.copy(), self._device))
+        sampler.set_rows(columns, floats, upload(np.array(counts).T.copy(), self._device))
 
-    def _note(self, sampler: FusedSampler, column: int, running: Running) -> None:
-        sampler.note(column, upload(np.array(running.held.ids), self._device))
+    def _mark_seen(self, sampler: CudaSampler, column: int, active: ActiveSequence) -> None:
+        sampler.mark_seen(column, upload(np.array(active.cached.ids), self._device))
 
     def _capture(self, bucket: int) -> torch.cuda.CUDAGraph:
-        """The step of the first `bucket` slots as a graph. The slots' state stays as it is."""
-        sampler = self._sampler
-        state = [self._table, self._positions, self._order, self._counter]
+        """Capture the step of the first `bucket` slots. The slots' state is left as it is."""
+        sampler, table = self._sampler, self._table
+        state = [table.pages, table.positions, table.order, self._counter]
         state += [sampler.tokens, sampler.indices, sampler.seen]
         saved = [tensor.clone() for tensor in state]
-        self._table.fill_(self._waste)
-        self._positions.zero_()
-        self._order.copy_(self._slots_in_turn)
+        table.empty()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -325,41 +285,43 @@ class GraphSteps:
         for tensor, values in zip(state, saved, strict=True):
             tensor.copy_(values)
         if not self.graphs:
-            _spare_the_collector()
+            _freeze_compiled_objects()
         self.graphs[bucket] = graph
         return graph
 
     def _step(self, bucket: int) -> None:
         """Forward, entropy, draw, and on to the next position, all on the device."""
-        sampler, positions = self._sampler, self._positions[:bucket]
-        frame = PagedDecode(self._cache, self._table, positions, self._order)
+        sampler, table = self._sampler, self._table
+        positions = table.positions[:bucket]
+        frame = PagedDecode(self._cache, table.pages, positions, table.order)
         sampler(self._forward(sampler.tokens[:bucket], positions, frame, 0))
         step.advance[1,](
             sampler.tokens, sampler.entropies, sampler.logprobs, positions, sampler.indices,
-            self._counter, self._results, bucket, self._slots, self._longest - 1,
+            self._counter, self._results, bucket, self._slots, self._max_length - 1,
             BLOCK=triton.next_power_of_2(bucket),
         )  # fmt: skip
 
 
-def _spare_the_collector() -> None:
-    """Keep Python's collector from walking what the compiler has made.
+def _freeze_compiled_objects() -> None:
+    """Exempt what exists now from Python's garbage collection.
 
-    Half a million objects take it most of a second, in which the device runs dry.
+    Compiling leaves half a million objects. Walking them takes most of a second, in which the
+    device has nothing to do.
     """
     gc.collect()
     gc.freeze()
 
 
-def _penalised(running: Running) -> bool:
-    return running.row.request.sampling.repetition_penalty != 1
+def _has_penalty(active: ActiveSequence) -> bool:
+    return active.sequence.request.sampling.repetition_penalty != 1
 
 
-def _bucket(rows: int, most: int) -> int:
-    return min(most, next((bucket for bucket in _BUCKETS if bucket >= rows), most))
+def _smallest_bucket(sequences: int, slots: int) -> int:
+    return min(slots, next((bucket for bucket in _BUCKETS if bucket >= sequences), slots))
 
 
-def _read(pending: _Pending) -> Drawn:
-    """Results as lists [steps][rows]."""
+def _read(pending: _Pending) -> DrawnTokens:
+    """Results as lists [steps][sequences]."""
     values = np.ascontiguousarray(pending.results.numpy()[:, :, pending.columns])
-    floats = values[:, 1:].view(np.float32)
-    return Drawn(pending.rows, values[:, 0].tolist(), floats[:, 0].tolist(), floats[:, 1].tolist())
+    tokens, floats = values[:, 0].tolist(), values[:, 1:].view(np.float32)
+    return DrawnTokens(pending.sequences, tokens, floats[:, 0].tolist(), floats[:, 1].tolist())

@@ -10,9 +10,9 @@ from components.backends.hf.slots.attention import (
     NAME,
     ProbeFrame,
     UnfitAttentionError,
-    using,
+    using_frame,
 )
-from components.backends.hf.slots.fused_linear import Joined, Readers
+from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
 from components.backends.hf.slots.kv_cache import LayerShape
 
 _TRIAL = 24  # tokens
@@ -42,7 +42,7 @@ def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         probe = ProbeFrame()
         try:
             model.set_attn_implementation(NAME)
-            with using(probe):
+            with using_frame(probe):
                 found = _logits(model)
             _compare(found, expected)
             layers = _layers(probe, config.num_hidden_layers)
@@ -52,18 +52,18 @@ def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     return layers
 
 
-def join_products(model: PreTrainedModel) -> int:
+def fuse_linears(model: PreTrainedModel) -> int:
     """Compute linear layers that read the same tensor as one; how many products are saved.
 
     `model` has the decoder's attention. Where the joined layers give other logits, all is undone.
     """
-    readers = Readers()
+    readers = SharedInputs()
     with torch.inference_mode():
-        with using(ProbeFrame()), readers.watching(model):
+        with using_frame(ProbeFrame()), readers.watching(model):
             expected = _logits(model)
-        joined = Joined(readers.groups())
+        joined = FusedLinears(readers.groups())
         try:
-            with using(ProbeFrame()):
+            with using_frame(ProbeFrame()):
                 _compare(_logits(model), expected)
         except UnfitModelError:
             joined.undo()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 
-class _Joint:
+class _FusedProduct:
     """The weights of layers that are called one after another, and the product on its way."""
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
@@ -25,31 +25,31 @@ class _Joint:
         self.out: Tensor | None = None
 
 
-class _Part(nn.Linear):
+class _FusedLinear(nn.Linear):
     """One of the layers: the first computes the product of all, the last lets go of it."""
 
-    joint: _Joint
+    product: _FusedProduct
     place: tuple[int, int]
     first: bool
     last: bool
 
     def forward(self, input: Tensor) -> Tensor:
         """This layer's columns of the product."""
-        joint = self.joint
-        out = linear(input, joint.weight, joint.bias) if self.first else joint.out
+        product = self.product
+        out = linear(input, product.weight, product.bias) if self.first else product.out
         assert out is not None
-        joint.out = None if self.last else out
+        product.out = None if self.last else out
         start, end = self.place
         return out[..., start:end]
 
 
-class Joined:
+class FusedLinears:
     """Groups of layers whose products are joined; a layer's own weight becomes a view."""
 
     def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
         self.groups = groups
         for parts in groups:
-            _join(parts)
+            _fuse(parts)
 
     def undo(self) -> None:
         """Every layer by itself again."""
@@ -57,21 +57,21 @@ class Joined:
             part.__class__ = nn.Linear
 
 
-def _join(parts: Sequence[nn.Linear]) -> None:
-    joint, start = _Joint(parts), 0
+def _fuse(parts: Sequence[nn.Linear]) -> None:
+    product, start = _FusedProduct(parts), 0
     for part in parts:
         end = start + part.out_features
-        part.weight.data = joint.weight[start:end]
-        if joint.bias is not None:
-            part.bias.data = joint.bias[start:end]
+        part.weight.data = product.weight[start:end]
+        if product.bias is not None:
+            part.bias.data = product.bias[start:end]
         made: Any = part
-        made.__class__ = _Part
-        made.joint, made.place = joint, (start, end)
+        made.__class__ = _FusedLinear
+        made.product, made.place = product, (start, end)
         made.first, made.last = part is parts[0], part is parts[-1]
         start = end
 
 
-class Readers:
+class SharedInputs:
     """Notes which linear layers are called one after another with the same tensor."""
 
     def __init__(self) -> None:

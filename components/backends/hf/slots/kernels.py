@@ -1,4 +1,4 @@
-"""Triton kernels of a decoding step: cache a token per row, attend to its pages, move on."""
+"""Triton kernels of a decode step: cache a token per row, attend to its pages, advance."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def attend(
-    query, key, value, keys, values, table, positions, order, out, parts, facts,
+    query, key, value, keys, values, table, positions, order, out, split_sums, split_stats,
     query_row, query_head, key_row, key_head, value_row, value_head, width, page_size, heads, scale,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEY: tl.constexpr,
     KEYS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
@@ -21,17 +21,17 @@ def attend(
     share = tl.cdiv(tl.cdiv(cached, SPLITS), BLOCK) * BLOCK
     start = share * split
     end = tl.minimum(cached, start + share)
-    mine, key_lane, value_lane = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, VALUES)
-    place = query + row * query_row + (head * GROUP + mine[:, None]) * query_head
-    inside = (mine[:, None] < GROUP) & (key_lane[None, :] < KEY)
+    own, key_lane, value_lane = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, VALUES)
+    place = query + row * query_row + (head * GROUP + own[:, None]) * query_head
+    inside = (own[:, None] < GROUP) & (key_lane[None, :] < KEY)
     q = tl.load(place + key_lane[None, :], mask=inside, other=0.0)
-    most = tl.full([ROWS], -1e30, tl.float32)
+    largest = tl.full([ROWS], -1e30, tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUES], tl.float32)
     if split == SPLITS - 1:
         source = key + row * key_row + head * key_head + key_lane
         new_key = tl.load(source, mask=key_lane < KEY, other=0.0)
-        most = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
+        largest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
         mass += 1.0
         page = tl.load(table + row * width + cached // page_size).to(tl.int64)
         spot = (page * heads + head) * page_size + cached % page_size
@@ -52,9 +52,9 @@ def attend(
         )
         scores = tl.dot(q, k) * scale
         scores = tl.where(valid[None, :], scores, -1e30)
-        larger = tl.maximum(most, tl.max(scores, 1))
+        larger = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
-        fade = tl.exp2(most - larger)
+        fade = tl.exp2(largest - larger)
         v = tl.load(
             values + base[:, None] * VALUE + value_lane[None, :],
             mask=valid[:, None] & (value_lane[None, :] < VALUE),
@@ -62,29 +62,31 @@ def attend(
         )
         acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v)
         mass = mass * fade + tl.sum(weights, 1)
-        most = larger
-    index = (row * heads + head) * GROUP + mine
-    wanted = (mine[:, None] < GROUP) & (value_lane[None, :] < VALUE)
+        largest = larger
+    index = (row * heads + head) * GROUP + own
+    wanted = (own[:, None] < GROUP) & (value_lane[None, :] < VALUE)
     if SPLITS == 1:
         done = acc / mass[:, None]
         target = out + index[:, None] * VALUE + value_lane[None, :]
         tl.store(target, done.to(out.dtype.element_ty), mask=wanted)
     else:
         spot = index * SPLITS + split
-        tl.store(parts + spot[:, None] * VALUE + value_lane[None, :], acc, mask=wanted)
-        tl.store(facts + spot * 2, most, mask=mine < GROUP)
-        tl.store(facts + spot * 2 + 1, mass, mask=mine < GROUP)
+        tl.store(split_sums + spot[:, None] * VALUE + value_lane[None, :], acc, mask=wanted)
+        tl.store(split_stats + spot * 2, largest, mask=own < GROUP)
+        tl.store(split_stats + spot * 2 + 1, mass, mask=own < GROUP)
 
 
 @triton.jit
-def merge(parts, facts, out, VALUE: tl.constexpr, VALUES: tl.constexpr, SPLITS: tl.constexpr):
-    """Put the splits of one row and query head together."""
+def merge(
+    split_sums, split_stats, out, VALUE: tl.constexpr, VALUES: tl.constexpr, SPLITS: tl.constexpr
+):
+    """Combine the splits of one row and query head."""
     index = tl.program_id(0)
     split, lane = tl.arange(0, SPLITS), tl.arange(0, VALUES)
-    most = tl.load(facts + (index * SPLITS + split) * 2)
-    mass = tl.load(facts + (index * SPLITS + split) * 2 + 1)
-    fade = tl.exp2(most - tl.max(most, 0))
-    place = parts + (index * SPLITS + split[:, None]) * VALUE + lane[None, :]
+    largest = tl.load(split_stats + (index * SPLITS + split) * 2)
+    mass = tl.load(split_stats + (index * SPLITS + split) * 2 + 1)
+    fade = tl.exp2(largest - tl.max(largest, 0))
+    place = split_sums + (index * SPLITS + split[:, None]) * VALUE + lane[None, :]
     acc = tl.load(place, mask=lane[None, :] < VALUE, other=0.0)
     done = tl.sum(acc * fade[:, None], 0) / tl.sum(mass * fade, 0)
     tl.store(out + index * VALUE + lane, done.to(out.dtype.element_ty), mask=lane < VALUE)
@@ -95,18 +97,18 @@ def advance(
     tokens, entropies, logprobs, positions, indices, counter, results, rows, width, last,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Note a step's results [3, width] behind those of the last and move every row on by one."""
+    """Append a step's results [3, width] to those of the last step, and advance every row."""
     row = tl.arange(0, BLOCK)
-    mine = row < rows
+    own = row < rows
     step = tl.load(counter)
     target = results + step * 3 * width + row
-    tl.store(target, tl.load(tokens + row, mask=mine).to(tl.int32), mask=mine)
-    entropy = tl.load(entropies + row, mask=mine)
-    tl.store(target + width, entropy.to(tl.int32, bitcast=True), mask=mine)
-    logprob = tl.load(logprobs + row, mask=mine)
-    tl.store(target + 2 * width, logprob.to(tl.int32, bitcast=True), mask=mine)
-    position = tl.load(positions + row, mask=mine)
-    tl.store(positions + row, tl.minimum(position + 1, last), mask=mine)
-    tl.store(indices + row, tl.load(indices + row, mask=mine) + 1, mask=mine)
+    tl.store(target, tl.load(tokens + row, mask=own).to(tl.int32), mask=own)
+    entropy = tl.load(entropies + row, mask=own)
+    tl.store(target + width, entropy.to(tl.int32, bitcast=True), mask=own)
+    logprob = tl.load(logprobs + row, mask=own)
+    tl.store(target + 2 * width, logprob.to(tl.int32, bitcast=True), mask=own)
+    position = tl.load(positions + row, mask=own)
+    tl.store(positions + row, tl.minimum(position + 1, last), mask=own)
+    tl.store(indices + row, tl.load(indices + row, mask=own) + 1, mask=own)
     tl.debug_barrier()
     tl.store(counter, step + 1)

@@ -31,7 +31,7 @@ class LayerShape:
         return self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
 
 
-class KeyValues:
+class KVCache:
     """Per layer one tensor [pages, heads, page_size, size] for keys, and one for values."""
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Which ids have their keys and values cached, and in which pages. No tensor is touched here.
+"""The page table of the prefix cache: which ids are cached, and in which pages.
 
-A sequence holds pages of equal size. Ids that two sequences start with are computed once: full
-pages are shared, the part of a page behind them is copied. A sequence that is over keeps its pages
-until another needs them; those of traces that are over go first.
+This is bookkeeping only; no tensor is touched here. Pages (vLLM: blocks) hold equally many tokens.
+Ids that two sequences start with are computed once: full pages are shared, and the filled part of
+the next page is copied. A finished sequence retains its pages until another needs them; those of
+finished traces are evicted first.
 """
 
 from collections import OrderedDict
@@ -10,37 +11,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-_BLOCK = 8  # prefixes are found by multiples of this many ids, then told apart id by id
+_BLOCK = 8  # ids per prefix hash; the exact length of a common prefix is found id by id
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """Ids of one sequence; the first `computed` of them have keys and values in `pages`."""
+class CachedSequence:
+    """Ids of one sequence; the keys and values of the first `computed` of them are in `pages`."""
 
-    trace: int
+    trace_id: int
     ids: list[int]
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     active: bool = True
-    keys: list[int] = field(default_factory=list)  # under which its prefixes are found
+    prefix_hashes: list[int] = field(default_factory=list)  # those that it is found by
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Ids that are to be computed, and the keys under which their prefixes are found."""
+class PrefixQuery:
+    """Ids that are to be computed, and the hashes of their prefixes."""
 
     ids: list[int]
-    keys: list[int]
+    prefix_hashes: list[int]
 
     @classmethod
     def of(cls, ids: list[int]) -> Self:
-        """What `ids` want."""
-        return cls(ids, _keys(ids))
+        """The query for `ids`."""
+        return cls(ids, _prefix_hashes(ids))
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The first `count` tokens of page `source` are to be copied to page `target`."""
+    """Copy the first `count` tokens of page `source` to page `target`."""
 
     source: int
     target: int
@@ -48,16 +49,16 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A sequence that may run: `reused` of its ids need no computing once `copies` are made."""
+class Allocation:
+    """Pages for a sequence: once `copies` are made, its first `reused` ids are computed."""
 
-    held: Held
+    cached: CachedSequence
     reused: int
     copies: tuple[Copy, ...] = ()
 
 
-class Pages:
-    """Hands out pages, finds shared prefixes, and takes pages back from whoever can spare them."""
+class PageAllocator:
+    """Hands out pages, finds shared prefixes, evicts finished sequences (vLLM: BlockManager)."""
 
     def __init__(self, count: int, size: int) -> None:
         """`count` pages of `size` tokens each."""
@@ -65,164 +66,182 @@ class Pages:
         self.size = size
         self.evictions = 0
         self._free = list(range(count - 1, -1, -1))
-        self._users = [0] * count
-        self._kept: OrderedDict[Held, None] = OrderedDict()  # over, the longest unused first
-        self._kept_pages = 0  # that they hold, shared ones as often as they are held
-        self._of_trace: dict[int, dict[Held, None]] = {}  # the same by trace
-        self._found: dict[int, Held] = {}
+        self._ref_counts = [0] * count
+        # Finished sequences, least recently used first.
+        self._retained: OrderedDict[CachedSequence, None] = OrderedDict()
+        self._num_retained_pages = 0  # shared pages count once for every holder
+        self._retained_of_trace: dict[int, dict[CachedSequence, None]] = {}
+        self._by_prefix: dict[int, CachedSequence] = {}
 
-    def needed(self, tokens: int) -> int:
+    def num_pages(self, tokens: int) -> int:
         """Pages that `tokens` tokens fill."""
         return -(-tokens // self.size)
 
     @property
-    def spare(self) -> int:
-        """Free pages, and those that sequences which are over could give (at most)."""
-        return len(self._free) + self._kept_pages
+    def num_available(self) -> int:
+        """Upper bound of the pages that can be handed out: free ones and retained ones."""
+        return len(self._free) + self._num_retained_pages
 
-    def must_wait(self, wanted: Wanted) -> bool:
-        """Whether a running sequence is about to compute a prefix of what is wanted."""
-        source, shared = self._longest(wanted)
+    def must_wait(self, query: PrefixQuery) -> bool:
+        """Whether an active sequence is about to compute a longer prefix of the query."""
+        source, shared = self._longest_prefix(query)
         return source is not None and source.active and source.computed < shared
 
-    def open(self, trace: int, wanted: Wanted, share: bool = True) -> Opened | None:
-        """Pages for the ids, shared with what is cached as far as it goes; None if there are none.
+    def allocate(self, trace_id: int, query: PrefixQuery, share: bool = True) -> Allocation | None:
+        """Pages for a query's ids; None if not enough are available.
 
-        The last id is always left to compute: its logits are wanted.
+        With `share`, the longest cached prefix is reused. The last id is always left to compute,
+        since its logits are needed.
         """
-        ids = wanted.ids
-        source, shared = self._longest(wanted) if share else (None, 0)
-        if source is not None and source in self._kept and shared >= source.computed:
-            return self._take_over(source, trace, wanted)
+        ids = query.ids
+        source, shared = self._longest_prefix(query) if share else (None, 0)
+        if source is not None and source in self._retained and shared >= source.computed:
+            return self._take_over(source, trace_id, query)
         shared = min(shared, source.computed) if source is not None else 0
-        whole, part = divmod(shared, self.size)
-        lent = source.pages[:whole] if source is not None else []
-        taken = self._take(self.needed(len(ids)) - whole, source)
-        if taken is None:
+        num_full, remainder = divmod(shared, self.size)
+        shared_pages = source.pages[:num_full] if source is not None else []
+        new_pages = self._take_pages(self.num_pages(len(ids)) - num_full, source)
+        if new_pages is None:
             return None
-        for page in lent:
-            self._users[page] += 1
-        held = Held(trace, list(ids), [*lent, *taken], shared, keys=list(wanted.keys))
-        self._register(held)
+        for page in shared_pages:
+            self._ref_counts[page] += 1
+        cached = CachedSequence(
+            trace_id,
+            list(ids),
+            [*shared_pages, *new_pages],
+            shared,
+            prefix_hashes=list(query.prefix_hashes),
+        )
+        self._register(cached)
         copies: tuple[Copy, ...] = ()
-        if part and source is not None:
-            copies = (Copy(source.pages[whole], taken[0], part),)
-        return Opened(held, shared, copies)
+        if remainder and source is not None:
+            copies = (Copy(source.pages[num_full], new_pages[0], remainder),)
+        return Allocation(cached, shared, copies)
 
-    def extend(self, held: Held, tokens: int) -> bool:
-        """Give `held` pages for `tokens` tokens in all; False if there are none left."""
-        missing = self.needed(tokens) - len(held.pages)
+    def extend(self, cached: CachedSequence, tokens: int) -> bool:
+        """Give `cached` enough pages for `tokens` tokens in all; False if there are not enough."""
+        missing = self.num_pages(tokens) - len(cached.pages)
         if missing <= 0:
             return True
-        taken = self._take(missing, None)
-        if taken is None:
+        new_pages = self._take_pages(missing, None)
+        if new_pages is None:
             return False
-        held.pages += taken
+        cached.pages += new_pages
         return True
 
-    def keep(self, held: Held) -> None:
-        """The sequence is over: its pages stay until they are needed."""
-        spare = held.pages[self.needed(held.computed) :]
-        del held.pages[len(held.pages) - len(spare) :]
-        self._give(spare)
-        held.active = False
-        self._register(held)
-        self._put(held)
+    def retain(self, cached: CachedSequence) -> None:
+        """The sequence has ended: its pages stay cached until they are needed."""
+        unneeded = cached.pages[self.num_pages(cached.computed) :]
+        del cached.pages[len(cached.pages) - len(unneeded) :]
+        self._return_pages(unneeded)
+        cached.active = False
+        self._register(cached)
+        self._add_retained(cached)
 
-    def drop(self, held: Held) -> None:
-        """Forget the sequence and give its pages back."""
-        if held in self._kept:
-            self._unput(held)
-        for key in held.keys:
-            if self._found.get(key) is held:
-                del self._found[key]
-        self._give(held.pages)
-        held.pages, held.computed, held.active = [], 0, False
+    def free(self, cached: CachedSequence) -> None:
+        """Forget the sequence and return its pages."""
+        if cached in self._retained:
+            self._remove_retained(cached)
+        for key in cached.prefix_hashes:
+            if self._by_prefix.get(key) is cached:
+                del self._by_prefix[key]
+        self._return_pages(cached.pages)
+        cached.pages, cached.computed, cached.active = [], 0, False
 
     def unused(self, pages: Iterable[int]) -> list[int]:
-        """Those of `pages` that no sequence holds."""
-        return [page for page in pages if not self._users[page]]
+        """The pages among `pages` that no sequence holds."""
+        return [page for page in pages if not self._ref_counts[page]]
 
-    def release(self, trace: int) -> None:
-        """The trace is over: what it has kept goes before all else that is kept."""
-        for held in self._of_trace.get(trace, ()):
-            self._kept.move_to_end(held, last=False)
+    def release(self, trace_id: int) -> None:
+        """The trace is over: its retained sequences are evicted before all others."""
+        for cached in self._retained_of_trace.get(trace_id, ()):
+            self._retained.move_to_end(cached, last=False)
 
-    def _put(self, held: Held) -> None:
-        self._kept[held] = None
-        self._kept_pages += len(held.pages)
-        self._of_trace.setdefault(held.trace, {})[held] = None
+    def _add_retained(self, cached: CachedSequence) -> None:
+        self._retained[cached] = None
+        self._num_retained_pages += len(cached.pages)
+        self._retained_of_trace.setdefault(cached.trace_id, {})[cached] = None
 
-    def _unput(self, held: Held) -> None:
-        del self._kept[held]
-        self._kept_pages -= len(held.pages)
-        same = self._of_trace[held.trace]
-        del same[held]
-        if not same:
-            del self._of_trace[held.trace]
+    def _remove_retained(self, cached: CachedSequence) -> None:
+        del self._retained[cached]
+        self._num_retained_pages -= len(cached.pages)
+        siblings = self._retained_of_trace[cached.trace_id]
+        del siblings[cached]
+        if not siblings:
+            del self._retained_of_trace[cached.trace_id]
 
-    def _take_over(self, source: Held, trace: int, wanted: Wanted) -> Opened | None:
-        """Go on in the pages of a sequence that is over and holds nothing else."""
-        ids = wanted.ids
+    def _take_over(
+        self, source: CachedSequence, trace_id: int, query: PrefixQuery
+    ) -> Allocation | None:
+        """Continue in the pages of a finished sequence whose cached ids all start the query."""
+        ids = query.ids
         pages, computed = source.pages, min(source.computed, len(ids) - 1)
-        self._unput(source)
-        taken = self._take(max(0, self.needed(len(ids)) - len(pages)), None)
-        if taken is None:
-            self._put(source)
+        self._remove_retained(source)
+        new_pages = self._take_pages(max(0, self.num_pages(len(ids)) - len(pages)), None)
+        if new_pages is None:
+            self._add_retained(source)
             return None
         source.pages = []
-        self.drop(source)
-        held = Held(trace, list(ids), [*pages, *taken], computed, keys=list(wanted.keys))
-        self._register(held)
-        return Opened(held, computed)
+        self.free(source)
+        cached = CachedSequence(
+            trace_id,
+            list(ids),
+            [*pages, *new_pages],
+            computed,
+            prefix_hashes=list(query.prefix_hashes),
+        )
+        self._register(cached)
+        return Allocation(cached, computed)
 
-    def _longest(self, wanted: Wanted) -> tuple[Held | None, int]:
-        """The cached sequence found to share the longest prefix with the ids, and its length.
+    def _longest_prefix(self, query: PrefixQuery) -> tuple[CachedSequence | None, int]:
+        """The cached sequence that shares the longest prefix with the query, and its length.
 
-        At most all ids but the last.
+        The length is at most that of all ids but the last.
         """
-        found = self._found
-        best = next((found[key] for key in reversed(wanted.keys) if key in found), None)
+        by_prefix = self._by_prefix
+        best = next(
+            (by_prefix[key] for key in reversed(query.prefix_hashes) if key in by_prefix), None
+        )
         if best is None:
             return None, 0
-        return best, min(_common(best.ids, wanted.ids), len(wanted.ids) - 1)
+        return best, min(_common_prefix_length(best.ids, query.ids), len(query.ids) - 1)
 
-    def _register(self, held: Held) -> None:
-        held.keys += _keys(held.ids, held.keys)
-        self._found.update(dict.fromkeys(held.keys, held))
+    def _register(self, cached: CachedSequence) -> None:
+        cached.prefix_hashes += _prefix_hashes(cached.ids, cached.prefix_hashes)
+        self._by_prefix.update(dict.fromkeys(cached.prefix_hashes, cached))
 
-    def _take(self, count: int, spared: Held | None) -> list[int] | None:
-        """`count` free pages; those of sequences that are over are taken, `spared`'s are not."""
+    def _take_pages(self, count: int, spared: CachedSequence | None) -> list[int] | None:
+        """`count` pages, after evicting finished sequences other than `spared`; None if too few."""
         while len(self._free) < count:
-            victim = next((held for held in self._kept if held is not spared), None)
+            victim = next((cached for cached in self._retained if cached is not spared), None)
             if victim is None:
                 return None
             self.evictions += 1
-            self.drop(victim)
-        taken = [self._free.pop() for _ in range(count)]
-        for page in taken:
-            self._users[page] = 1
-        return taken
+            self.free(victim)
+        new_pages = [self._free.pop() for _ in range(count)]
+        for page in new_pages:
+            self._ref_counts[page] = 1
+        return new_pages
 
-    def _give(self, pages: Iterable[int]) -> None:
+    def _return_pages(self, pages: Iterable[int]) -> None:
         for page in pages:
-            self._users[page] -= 1
-            if self._users[page] == 0:
+            self._ref_counts[page] -= 1
+            if self._ref_counts[page] == 0:
                 self._free.append(page)
 
 
-def _keys(ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
-    """One number for every prefix of `ids` that is a multiple of the block long, behind `known`."""
+def _prefix_hashes(ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+    """Hashes of the prefixes of `ids` that end at a multiple of the block, after the known ones."""
     key = known[-1] if known else 0
-    keys = []
+    hashes = []
     for start in range(len(known) * _BLOCK, len(ids) - _BLOCK + 1, _BLOCK):
         key = hash((key, *ids[start : start + _BLOCK]))
-        keys.append(key)
-    return keys
+        hashes.append(key)
+    return hashes
 
 
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many ids two lists have in common from their start."""
+def _common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the longest common prefix of two lists of ids."""
     length, step = 0, min(len(left), len(right))
     while step:
         if left[length : length + step] == right[length : length + step]:

@@ -1,56 +1,64 @@
-"""Which rows run: admission, chunked prefill beside decoding, eviction, and what is over."""
+"""Which sequences run: admission, chunked prefill beside decoding, preemption, and the end."""
 
-import bisect
 import math
 import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from components.backends.hf.slots.pages import Copy, Opened, Pages, Wanted
-from components.backends.hf.slots.rows import Drawn, Entry, Running
+from components.backends.hf.slots.pages import Allocation, Copy, PageAllocator
+from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
+from components.backends.hf.slots.waiting import WaitingQueue
+from components.backends.hf.submission import QueuedSequence
 
 _NOT_FINITE = (
     "the model's logits are not finite: choose another quantization (float16 overflows in some "
     "models)"
 )
-_SOON = 8  # chunks of prompt tokens for which rows that decode may wait
-_TOGETHER = 32  # rows that decode for each that is worth a prefill at once
-_PATIENT = 4  # rows that wait for one that joins soon
-_LOOK = 64  # prompts of waiting rows that are looked up in one step
+_DECODING_PER_PREFILL = 32  # a prefill starts at once with one prompt per this many that decode
+_DECODING_PER_JOINING = 4  # a decode launch waits if fewer decode, per sequence about to join
+_SHORT_PREFILL = 8  # chunks: longer prefills are not waited for in that way
 
 
 class Steps(Protocol):
-    """Computes steps on a device."""
+    """Computes prefill and decode steps on a device."""
 
-    waits: int  # goes that a prefill may wait for others, as many as make up for its fixed cost
+    # Decode launches by which a prefill may be postponed, so that more prompts share its fixed
+    # cost.
+    prefill_delay: int
 
-    def ahead(self, rows: int) -> int:
-        """How many steps of so many rows to start in one go."""
+    def steps_per_launch(self, num_sequences: int) -> int:
+        """Decode steps that are started together for this many sequences."""
 
-    def prefill(self, parts: Sequence[tuple[Running, int]]) -> Drawn | None:
-        """Compute the next `count` ids of every row; draw for those that have no more."""
+    def prefill(self, chunks: Sequence[tuple[ActiveSequence, int]]) -> DrawnTokens | None:
+        """Compute the next `count` ids of every (sequence, count).
 
-    def decode(self, rows: Sequence[Running], steps: int) -> Drawn | None:
-        """Start `steps` steps of all rows."""
+        An id is drawn for each sequence whose ids are all computed then. The results are returned
+        here, or by a later `collect`.
+        """
 
-    def collect(self, wait: bool) -> list[Drawn]:
-        """What was started and is known by now, in order; all of it if `wait`."""
+    def decode(self, sequences: Sequence[ActiveSequence], steps: int) -> DrawnTokens | None:
+        """Start `steps` decode steps of all sequences; results as for `prefill`."""
+
+    def collect(self, wait: bool) -> list[DrawnTokens]:
+        """Results that have arrived, oldest first; with `wait`, all that are in flight."""
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy the starts of pages."""
 
     def wipe(self, pages: Sequence[int], count: int) -> None:
-        """Put zeros for the first `count` tokens of pages."""
+        """Write zeros to the first `count` tokens of pages."""
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
 
 
 class Scheduler:
-    """Rows and the pages they hold; `step` moves all of them on."""
+    """Moves all sequences on, a step at a time."""
 
-    def __init__(self, steps: Steps, pages: Pages, slots: int, chunk: int, share: bool) -> None:
-        """At most `slots` rows decode at once; at most `chunk` prompt tokens go in one step."""
+    def __init__(
+        self, steps: Steps, pages: PageAllocator, slots: int, chunk: int, share: bool
+    ) -> None:
+        """At most `slots` sequences are active; a step prefills at most `chunk` prompt tokens."""
         self.slots = slots
         self.pages = pages
         self.counters = {
@@ -59,230 +67,196 @@ class Scheduler:
             "evictions": 0,
             "preemptions": 0,
             "steps": 0,
-            "most_rows": 0,
+            "peak_sequences": 0,
         }
         self.steps = steps
         self._chunk = chunk
         self._share = share
-        self._deferred = 0  # goes for which rows have waited for their prefill
-        self._waiting: list[Entry] = []
-        self._running: list[Running] = []
-        self._over: list[Entry] = []
+        self._prefill_postponed = 0  # launches by which the next prefill was postponed so far
+        self._waiting = WaitingQueue(pages, share)
+        self._active: list[ActiveSequence] = []
+        self._finished: list[QueuedSequence] = []
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._waiting or self._running)
+        return not (self._waiting or self._active)
 
-    def entries(self) -> list[Entry]:
-        """Every row that is not over."""
-        return [*self._waiting, *self.running_entries()]
+    def unfinished(self) -> list[QueuedSequence]:
+        """Every sequence that has not ended, waiting ones first."""
+        return [*self._waiting, *self.active()]
 
-    def running_entries(self) -> list[Entry]:
-        """Rows that have pages."""
-        return [running.entry for running in self._running]
+    def active(self) -> list[QueuedSequence]:
+        """Sequences that have pages."""
+        return [active.queued for active in self._active]
 
-    def add(self, entry: Entry) -> None:
-        """Let a row wait; rows of earlier traces go first."""
-        bisect.insort(self._waiting, entry, key=lambda e: e.order)
+    def add(self, queued: QueuedSequence) -> None:
+        """Let a sequence wait for its turn."""
+        self._waiting.add(queued)
 
-    def release(self, trace: int) -> None:
-        """Forget what the trace has cached."""
-        self.pages.release(trace)
+    def release(self, trace_id: int) -> None:
+        """The trace is over: what it has cached is evicted first."""
+        self.pages.release(trace_id)
 
     def describe(self) -> dict[str, int]:
         """Counters so far, and the cache's size in tokens."""
-        pages = self.pages
-        evictions = self.counters["evictions"] + pages.evictions
-        size = pages.count * pages.size
-        return self.counters | {"evictions": evictions, "cache_tokens": size}
+        evictions = self.counters["evictions"] + self.pages.evictions
+        tokens = self.pages.count * self.pages.size
+        return self.counters | {"evictions": evictions, "cache_tokens": tokens}
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.counters["evictions"] += self.pages.evictions
         self.steps.clear()
 
-    def step(self) -> list[Entry]:
-        """Admit, prefill a chunk, decode, and return the rows that are over."""
-        self._drop()
+    def step(self) -> list[QueuedSequence]:
+        """Admit, prefill a chunk, decode, and return the sequences that have ended."""
+        self._remove_cancelled()
         self._admit()
-        if self._due():
+        if self._prefill_is_due():
             self._prefill()
-        ready, joining = self._ready(), [r for r in self._running if not r.started]
-        if len(ready) >= self._worth(joining):
+        ready = [each for each in self._active if each.decoding and not each.exhausted]
+        joining = [each for each in self._active if not each.decoding]
+        if len(ready) >= self._min_decoding(joining):
             self._decode(ready)
         for drawn in self.steps.collect(wait=not (ready or joining)):
-            self._take(drawn)
-        return self.finished()
+            self._accept(drawn)
+        return self.take_finished()
 
-    def finished(self) -> list[Entry]:
-        """Rows that are over and were not handed out yet; a step that fails may leave some."""
-        over, self._over = self._over, []
-        return over
+    def take_finished(self) -> list[QueuedSequence]:
+        """Sequences that have ended and were not returned yet; a step that fails leaves some."""
+        finished, self._finished = self._finished, []
+        return finished
 
-    def _due(self) -> bool:
-        """Whether to prefill now, rather than once more rows have come that can go together."""
-        joining = sum(not running.started for running in self._running)
-        decoding = len(self._running) - joining
-        enough = joining * _TOGETHER >= decoding or self._deferred >= self.steps.waits
-        self._deferred = 0 if enough or not joining else self._deferred + 1
-        return enough
+    def _prefill_is_due(self) -> bool:
+        """Whether to prefill now, rather than once more prompts can share the call."""
+        joining = sum(not active.decoding for active in self._active)
+        decoding = len(self._active) - joining
+        postponed = self._prefill_postponed
+        due = joining * _DECODING_PER_PREFILL >= decoding or postponed >= self.steps.prefill_delay
+        self._prefill_postponed = 0 if due or not joining else postponed + 1
+        return due
 
-    def _worth(self, joining: Sequence[Running]) -> int:
-        """How many rows a decoding step is worth while others are about to join them.
+    def _min_decoding(self, joining: Sequence[ActiveSequence]) -> int:
+        """Sequences that make a decode launch worthwhile while others are about to join them.
 
-        It costs little more with all. Rows with long prompts are not waited for as long.
+        A launch costs little more with all of them.
         """
-        tokens = sum(running.uncomputed for running in joining)
-        return len(joining) * (_PATIENT if tokens <= _SOON * self._chunk else 1)
+        tokens = sum(active.num_uncomputed for active in joining)
+        short = tokens <= _SHORT_PREFILL * self._chunk
+        return len(joining) * (_DECODING_PER_JOINING if short else 1)
 
-    def _drop(self) -> None:
-        """Forget rows that nobody wants any more."""
-        self._waiting = [entry for entry in self._waiting if not entry.row.over]
-        for running in [running for running in self._running if running.row.over]:
-            self._leave(running, keep=False)
+    def _remove_cancelled(self) -> None:
+        self._waiting.remove_finished()
+        for active in [active for active in self._active if active.sequence.finished]:
+            self._remove(active, retain=False)
 
     def _admit(self) -> None:
-        """Give pages to waiting rows, the earliest traces first."""
+        """Give pages to waiting sequences."""
         copies: list[Copy] = []
-        self._open(copies)
+        for queued, allocation in self._waiting.admit(len(self._active), self.slots):
+            if allocation is None:
+                self._refuse(queued)
+            else:
+                copies += allocation.copies
+                self._start(queued, allocation)
         if copies:
             self.steps.copy(copies)
 
-    def _open(self, copies: list[Copy]) -> None:
-        tried, looked = 0, 0
-        blocked: list[int] = []
-        while len(self._running) < self.slots and tried < len(self._waiting) and looked < _LOOK:
-            entry = self._waiting[tried]
-            wanted = entry.wanted = entry.wanted or Wanted.of(entry.row.ids)
-            if wanted.ids == blocked:  # another sample of a prompt that is being computed
-                tried += 1
-                continue
-            looked += 1
-            if self._share and self.pages.must_wait(wanted):
-                blocked = wanted.ids
-                tried += 1
-                continue
-            room = self.pages.needed(len(wanted.ids) + 1) + len(self._running)
-            if self._running and self.pages.spare < room:
-                return
-            opened = self._opened(entry, wanted)
-            if opened is None and self._running:
-                return
-            del self._waiting[tried]
-            if opened is None:
-                self._refuse(entry)
-                continue
-            copies += opened.copies
-            self._start(entry, opened)
-
-    def _opened(self, entry: Entry, wanted: Wanted) -> Opened | None:
-        trace = entry.row.request.trace_id
-        opened = self.pages.open(trace, wanted, self._share)
-        if opened is None and not self._running:  # with the pages of what it shares, too
-            opened = self.pages.open(trace, wanted, share=False)
-        return opened
-
-    def _start(self, entry: Entry, opened: Opened) -> None:
-        entry.wanted = None
-        entry.row.started = entry.row.started or time.perf_counter()
-        running = Running(entry, opened.held)
-        running.started = running.uncomputed == 1
-        self._running.append(running)
-        self.counters["reused_tokens"] += opened.reused
-        self.counters["most_rows"] = max(self.counters["most_rows"], len(self._running))
+    def _start(self, queued: QueuedSequence, allocation: Allocation) -> None:
+        queued.sequence.start_time = queued.sequence.start_time or time.perf_counter()
+        active = ActiveSequence(queued, allocation.cached)
+        active.decoding = active.num_uncomputed == 1
+        self._active.append(active)
+        self.counters["reused_tokens"] += allocation.reused
+        self.counters["peak_sequences"] = max(self.counters["peak_sequences"], len(self._active))
 
     def _prefill(self) -> None:
-        """One chunk of prompt tokens, of the rows that came first."""
-        parts: list[tuple[Running, int]] = []
-        room = self._chunk
-        for running in self._running:
-            count = 0 if running.started else min(room, running.uncomputed)
+        """Compute one chunk of prompt tokens, of the sequences that came first."""
+        chunks: list[tuple[ActiveSequence, int]] = []
+        budget = self._chunk
+        for active in self._active:
+            count = 0 if active.decoding else min(budget, active.num_uncomputed)
             if count:
-                parts.append((running, count))
-                room -= count
-        if parts:
-            self.counters["prefilled_tokens"] += self._chunk - room
-            drawn = self.steps.prefill(parts)
-            if drawn is not None:
-                self._take(drawn)
+                chunks.append((active, count))
+                budget -= count
+        if chunks:
+            self.counters["prefilled_tokens"] += self._chunk - budget
+            self._accept(self.steps.prefill(chunks))
 
-    def _ready(self) -> list[Running]:
-        """Rows that a decoding step moves on."""
-        return [r for r in self._running if r.started and not r.exhausted]
-
-    def _decode(self, rows: list[Running]) -> None:
-        if not rows:
+    def _decode(self, sequences: list[ActiveSequence]) -> None:
+        if not sequences:
             return
-        # Behind the end of the row that has most to come nothing is computed.
-        most = max(running.row.left - running.ahead for running in rows)
-        count = min(self.steps.ahead(len(rows)), most)
-        for running in rows:
-            while not running.gone and not self._extend(running, count):
+        # No step is started in which every sequence would be past its cap.
+        longest = max(active.sequence.num_remaining - active.in_flight for active in sequences)
+        count = min(self.steps.steps_per_launch(len(sequences)), longest)
+        for active in sequences:
+            while not active.removed and not self._extend(active, count):
                 self._preempt()
-        rows = [running for running in rows if not running.gone]
-        if rows:
+        sequences = [active for active in sequences if not active.removed]
+        if sequences:
             self.counters["steps"] += count
-            drawn = self.steps.decode(rows, count)
-            if drawn is not None:
-                self._take(drawn)
+            self._accept(self.steps.decode(sequences, count))
 
-    def _extend(self, running: Running, count: int) -> bool:
-        return self.pages.extend(running.held, running.held.computed + count)
+    def _extend(self, active: ActiveSequence, count: int) -> bool:
+        return self.pages.extend(active.cached, active.cached.computed + count)
 
     def _preempt(self) -> None:
-        """Take the pages of the row that came last; it waits, and is computed again."""
-        last = max(self._running, key=lambda running: running.entry.order)
-        alone = len(self._running) == 1
-        self._leave(last, keep=False)
+        """Free the pages of the sequence that came last; it waits, and is recomputed later."""
+        last = max(self._active, key=lambda active: active.queued.order)
+        alone = len(self._active) == 1
+        self._remove(last, retain=False)
         if alone:
-            self._refuse(last.entry)
+            self._refuse(last.queued)
             return
-        self.add(last.entry)
+        self.add(last.queued)
         self.counters["preemptions"] += 1
 
-    def _refuse(self, entry: Entry) -> None:
-        entry.error = MemoryError(
-            f"the cache of {self.pages.count * self.pages.size} tokens holds no single row of "
-            f"{len(entry.row.ids)} tokens and more: lower model.max_length or the caps in sampling"
+    def _refuse(self, queued: QueuedSequence) -> None:
+        size = self.pages.count * self.pages.size
+        queued.error = MemoryError(
+            f"the cache of {size} tokens cannot hold a single row of {len(queued.sequence.ids)} "
+            "tokens and what follows: lower model.max_length or the caps in sampling"
         )
-        self._over.append(entry)
+        self._finished.append(queued)
 
-    def _leave(self, running: Running, keep: bool) -> None:
-        self._running.remove(running)
-        running.gone = True
-        if keep:
-            self.pages.keep(running.held)
+    def _remove(self, active: ActiveSequence, retain: bool) -> None:
+        self._active.remove(active)
+        active.removed = True
+        if retain:
+            self.pages.retain(active.cached)
         else:
-            self.pages.drop(running.held)
+            self.pages.free(active.cached)
 
-    def _take(self, drawn: Drawn) -> None:
-        """Hand ids to their rows, and rows that are over out."""
+    def _accept(self, drawn: DrawnTokens | None) -> None:
+        """Append drawn ids to their sequences, and finish those that end with them."""
+        if drawn is None:
+            return
         columns = (zip(*of, strict=True) for of in (drawn.tokens, drawn.entropies, drawn.logprobs))
-        for running, tokens, entropies, logprobs in zip(drawn.rows, *columns, strict=True):
-            if running.gone:
+        for active, tokens, entropies, logprobs in zip(drawn.sequences, *columns, strict=True):
+            if active.removed:
                 continue
-            running.ahead -= len(tokens)
-            count = running.row.accept(tokens, entropies, logprobs)
-            running.held.ids += tokens[:count]
+            active.in_flight -= len(tokens)
+            count = active.sequence.accept(tokens, entropies, logprobs)
+            active.cached.ids += tokens[:count]
             if not math.isfinite(sum(logprobs[:count])):
-                running.entry.error = FloatingPointError(_NOT_FINITE)
-                self._finish(running)
-            elif running.row.reason is not None:
-                self._finish(running)
+                active.queued.error = FloatingPointError(_NOT_FINITE)
+                self._finish(active)
+            elif active.sequence.finish_reason is not None:
+                self._finish(active)
 
-    def _finish(self, running: Running) -> None:
-        held = running.held
-        if running.entry.error is not None:
-            self._purge(running)
+    def _finish(self, active: ActiveSequence) -> None:
+        cached = active.cached
+        if active.queued.error is not None:
+            self._purge(active)
         else:
-            held.computed = min(held.computed, len(held.ids) - 1)
-            self._leave(running, keep=self._share)
-        self._over.append(running.entry)
+            cached.computed = min(cached.computed, len(cached.ids) - 1)
+            self._remove(active, retain=self._share)
+        self._finished.append(active.queued)
 
-    def _purge(self, running: Running) -> None:
-        """Leave nothing of a row that is not finite: behind a later row's end it would count."""
-        count, pages = running.held.computed, running.held.pages
-        self._leave(running, keep=False)
+    def _purge(self, active: ActiveSequence) -> None:
+        """Erase a sequence that is not finite: masked attention multiplies what it left by 0."""
+        count, pages = active.cached.computed, active.cached.pages
+        self._remove(active, retain=False)
         unused = self.pages.unused(pages)
         self.steps.wipe(unused, min(count, self.pages.size))
