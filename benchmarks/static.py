@@ -118,15 +118,16 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 def loaded(options: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
-    from components.decoding.prompt_encoder import PromptEncoder, load_tokenizer
+    from components.decoding.prompt_encoder import PromptEncoder
     from components.models.checkpoint import cache_folder, prepare, resolve
+    from components.models.tokenizer_loading import load_tokenizer
     from pipeline.spec import ModelSpec
 
     spec = ModelSpec(name="model", path=options.model)
-    found = prepare(resolve(spec, cache_folder(None)), cache_folder(None))
-    model = AutoModelForCausalLM.from_pretrained(found.weights.location, dtype=options.dtype)
+    checkpoint = prepare(resolve(spec, cache_folder(None)), cache_folder(None))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.weights.location, dtype=options.dtype)
     model.train(False)
-    return model, PromptEncoder(load_tokenizer(found.tokenizer, spec), spec)
+    return model, PromptEncoder(load_tokenizer(checkpoint, spec), spec)
 
 
 def batches(options: argparse.Namespace, encoder: Any) -> list[list[Any]]:

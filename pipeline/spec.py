@@ -87,7 +87,7 @@ class ModelSpec:
     """Which weights, tokenizer and template.
 
     `path` is a hub id, a local folder, a GGUF file, or `package:<module>/<file>` for weights that a
-    Python package ships.
+    Python package ships. A LoRA adapter may stand in its place if it names its base model.
     """
 
     name: str = MISSING
@@ -97,6 +97,8 @@ class ModelSpec:
         None  # training step: a number, `latest` or `best`; null: not a checkpoint series
     )
     checkpoints: str | None = None  # folder of `checkpoint-<step>`; null: `path` itself
+    adapter: str | None = None  # a LoRA adapter (hub id or folder), merged into the weights
+    architecture: str | None = None  # module that registers a model class with Transformers
     tokenizer: str | None = None
     chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own
     template_kwargs: dict[str, Any] = field(default_factory=dict)

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from components.decoding.byte_level import pieces_of
 from components.decoding.chat_template import ChatTemplate
-from components.models.checkpoint import Source
 from pipeline.protocols import Generation, Prompt
 from pipeline.spec import ModelSpec
 
@@ -124,14 +122,3 @@ class PromptEncoder:
             return Encoded(ids[:-cut], cut)
         start = 1 if ids[0] == self._bos else 0
         return Encoded(ids[:start] + ids[start + cut :], cut)
-
-
-def load_tokenizer(source: Source, model: ModelSpec) -> PreTrainedTokenizerBase:
-    """The tokenizer of `source`, with `model.chat_template` in place of its own."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        source.location, revision=source.revision, trust_remote_code=model.trust_remote_code
-    )
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    if model.chat_template:
-        tokenizer.chat_template = Path(model.chat_template).expanduser().read_text("utf-8")
-    return tokenizer

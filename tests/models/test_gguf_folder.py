@@ -1,6 +1,7 @@
 """Conversion, on a GGUF of 400 tokens and one layer written here."""
 
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from components.models.checkpoint import resolve
 from components.models.gguf_folder import folder_for
+from components.models.gguf_header import read_header
 from components.models.hashes import file_hash
-from pipeline.spec import SpecError
+from pipeline.spec import ModelSpec, SpecError
 
 WIDTH, HIDDEN, VOCABULARY = 32, 48, 300
 SHAPES = {
@@ -36,7 +40,7 @@ def alphabet() -> list[str]:
     return [chr(byte) for byte in plain] + [chr(256 + i) for i in range(len(rest))]
 
 
-def write_gguf(path: Path) -> Path:
+def write_gguf(path: Path, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("A Tiny Model")
     writer.add_context_length(128)
@@ -59,7 +63,7 @@ def write_gguf(path: Path) -> Path:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     draw = np.random.default_rng(0)
-    for name, shape in SHAPES.items():
+    for name, shape in shapes.items():
         writer.add_tensor(name, draw.normal(size=shape).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -153,3 +157,105 @@ def test_a_file_that_is_no_gguf_is_refused_with_its_name(tmp_path: Path) -> None
     with pytest.raises(SpecError, match=r"broken\.gguf"):
         folder_for(broken, "d" * 64, tmp_path / "cache")
     assert leftovers(tmp_path / "cache") == []
+
+
+def split(whole: Path, folder: Path) -> list[Path]:
+    """The GGUF file as two shards, as llama.cpp's splitter writes them."""
+    reader = gguf.GGUFReader(whole)
+    half = len(reader.tensors) // 2
+    shards = []
+    for number, tensors in enumerate((reader.tensors[:half], reader.tensors[half:])):
+        path = folder / f"tiny-{number + 1:05d}-of-00002.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        for field in reader.fields.values() if number == 0 else ():
+            if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+                kind = field.types[0]
+                element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+                writer.add_key_value(field.name, field.contents(), kind, sub_type=element)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in tensors:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        shards.append(path)
+    return shards
+
+
+@pytest.mark.parametrize("named", [0, 1])
+def test_any_shard_stands_for_all_of_them(tiny_gguf: Path, tmp_path: Path, named: int) -> None:
+    shards = split(tiny_gguf, tmp_path)
+    expected = load_file(folder_for(tiny_gguf, "a" * 64, tmp_path) / "model.safetensors")
+    joined = load_file(folder_for(shards[named], "b" * 64, tmp_path) / "model.safetensors")
+    assert expected.keys() == joined.keys()
+    assert all((expected[name] == joined[name]).all() for name in expected)
+
+
+def test_shards_are_identified_together(tiny_gguf: Path, tmp_path: Path) -> None:
+    shards = split(tiny_gguf, tmp_path)
+    identities = [
+        resolve(ModelSpec(path=str(shard)), tmp_path / "cache").identity for shard in shards
+    ]
+    assert identities[0] == identities[1]
+    whole = bytearray(shards[1].read_bytes())
+    whole[-1] ^= 1
+    shards[1].write_bytes(whole)
+    assert resolve(ModelSpec(path=str(shards[0])), tmp_path / "cache").identity != identities[0]
+
+
+def test_a_missing_shard_is_named(tiny_gguf: Path, tmp_path: Path) -> None:
+    shards = split(tiny_gguf, tmp_path)
+    shards[1].unlink()
+    with pytest.raises(SpecError, match=r"one of 2 shards, and tiny-00002-of-00002\.gguf is not"):
+        resolve(ModelSpec(path=str(shards[0])), tmp_path / "cache")
+    alone = shards[0].rename(tmp_path / "renamed.gguf")
+    with pytest.raises(SpecError, match="one of 2 shards"):
+        resolve(ModelSpec(path=str(alone)), tmp_path / "cache")
+
+
+def test_a_file_that_lacks_a_tensor_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
+    shapes = {name: shape for name, shape in SHAPES.items() if name != "blk.0.attn_k.weight"}
+    path = write_gguf(tmp_path / "tiny.gguf", shapes)
+    with pytest.raises(SpecError, match=r"it lacks model\.layers\.0\.self_attn\.k_proj\.weight"):
+        folder_for(path, "e" * 64, tmp_path / "cache")
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_a_partial_download_is_refused_wherever_it_ends(tiny_gguf: Path, tmp_path: Path) -> None:
+    content = tiny_gguf.read_bytes()
+    part = tmp_path / "part.gguf"
+    for size in (0, 3, 6, 20, 100, 1000, 5000, len(content) // 2, len(content) - 100):
+        part.write_bytes(content[:size])
+        with pytest.raises(SpecError, match=r"part\.gguf is not a whole GGUF file") as caught:
+            read_header(part)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_absurd_header_is_refused_at_once(tiny_gguf: Path, tmp_path: Path) -> None:
+    content = tiny_gguf.read_bytes()
+    bad = tmp_path / "bad.gguf"
+    for at in (4, 8, 16, 24):  # version, number of tensors, number of pairs, a key's length
+        for value in (2**31, 2**62, 2**64 - 1):
+            bad.write_bytes(content[:at] + struct.pack("<Q", value) + content[at + 8 :])
+            with pytest.raises(SpecError, match=r"bad\.gguf is not a whole GGUF file"):
+                read_header(bad)
+
+
+def test_a_header_with_random_bytes_changed_is_read_or_refused(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    content, rng = tiny_gguf.read_bytes(), np.random.default_rng(1)
+    bad, refused = tmp_path / "bad.gguf", 0
+    for _ in range(200):
+        changed = bytearray(content)
+        for at in rng.integers(0, 9000, size=3):
+            changed[at] = rng.integers(256)
+        bad.write_bytes(changed)
+        try:
+            read_header(bad)
+        except SpecError:
+            refused += 1
+    assert refused > 20

@@ -12,13 +12,12 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from components.backends.hf.batches import Batches
 from components.backends.hf.processor import has_bfloat16
@@ -27,9 +26,11 @@ from components.backends.hf.slots.build import Options, scheduler_factory, slots
 from components.backends.hf.slots.engine import Engine
 from components.backends.hf.slots.fit import UnfitModelError, fit
 from components.backends.hf.static import StaticDecoder
-from components.decoding.prompt_encoder import PromptEncoder, load_tokenizer
+from components.decoding.prompt_encoder import PromptEncoder
 from components.decoding.sequence import Limits, TokenSequence
 from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
+from components.models.loading import embedding_size, load_model, refuse_tokenizer_beyond
+from components.models.tokenizer_loading import load_tokenizer
 from components.quantization.precision import Precision
 from pipeline.protocols import Capabilities, Generation, Prompt, Request
 from pipeline.spec import ModelSpec, SpecError, require
@@ -93,7 +94,7 @@ class HfBackend:
         self.options = Options(slots=slots, share=share, compile=compile)
         self._use_cache = use_cache
         self._threads = threads or _usable_cores()
-        self._found: Checkpoint | None = None
+        self._resolved: Checkpoint | None = None
         self._prompts: PromptEncoder | None = None
         self._model: PreTrainedModel | None = None
         self._limits: Limits | None = None
@@ -118,7 +119,7 @@ class HfBackend:
             "device": _device_name(self._device),
             "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
             **(queue.describe() if queue else {}),
-            "attn_implementation": self._spec.attn_implementation,
+            "attn_implementation": _attention(model) if model is not None else None,
             "use_cache": self._use_cache,
             "threads": self._threads,
             "versions": {p: importlib.metadata.version(p) for p in ("torch", "transformers")},
@@ -171,7 +172,7 @@ class HfBackend:
         assert self._queue is not None and self._limits is not None, "not entered"
         encoder = self._encoder()
         prompt = encoder.encode(request.prompt)
-        self._check_length(len(prompt.ids))
+        self._check_prompt(prompt.ids)
         if request.on_token is not None:
             request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
         row = TokenSequence(request, prompt, self._limits, encoder.decode, encoder.pieces)
@@ -190,20 +191,20 @@ class HfBackend:
         """There is one process only."""
 
     def _checkpoint(self) -> Checkpoint:
-        if self._found is None:
-            self._found = resolve(self._spec, self._cache)
-        return self._found
+        if self._resolved is None:
+            self._resolved = resolve(self._spec, self._cache)
+        return self._resolved
 
     def _encoder(self) -> PromptEncoder:
         if self._prompts is None:
-            tokenizer = load_tokenizer(self._ready().tokenizer, self._spec)
+            tokenizer = load_tokenizer(self._ready(), self._spec)
             self._prompts = PromptEncoder(tokenizer, self._spec)
         return self._prompts
 
     def _ready(self) -> Checkpoint:
         """The checkpoint in folders that Transformers reads."""
-        self._found = prepare(self._checkpoint(), self._cache)
-        return self._found
+        self._resolved = prepare(self._checkpoint(), self._cache)
+        return self._resolved
 
     def _load(self) -> Callable[[], Batches | Engine]:
         """Load the model; return what starts its decoder, on the event loop."""
@@ -211,15 +212,12 @@ class HfBackend:
         torch.set_num_threads(self._threads)
         encoder = self._encoder()
         model = self._load_model()
-        ends = encoder.end_ids() | _end_ids(model)
+        vocabulary = encoder.tokenizer.get_vocab()
+        refuse_tokenizer_beyond(model, vocabulary, _certain_text(encoder.tokenizer))
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._limits = Limits(ends, context)
+        self._limits = Limits(encoder.end_ids() | _end_ids(model), context)
         self._model = model
-        known = torch.tensor(sorted(encoder.tokenizer.get_vocab().values()))
-        size = model.config.get_text_config().vocab_size
-        allowed = torch.zeros(size, dtype=torch.bool)
-        allowed[known[known < size]] = True
-        allowed = allowed.to(self._device)
+        allowed = _drawable(model, vocabulary).to(self._device)
         if self._decoder != "generate":
             make = self._slots(model, allowed)
             if make is not None:
@@ -241,40 +239,28 @@ class HfBackend:
         return lambda: Engine(make, slots, self._threads, self._device)
 
     def _load_model(self) -> PreTrainedModel:
-        source = self._ready().weights
-        placed = {} if self._device.type == "cpu" else {"device_map": {"": str(self._device)}}
-        # The run has a bar of its own.
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                source.location,
-                revision=source.revision,
-                attn_implementation=self._spec.attn_implementation,
-                trust_remote_code=self._spec.trust_remote_code,
-                **placed,
-                **self._quantization.load_kwargs(),
-            )
-        except (OSError, ValueError, ImportError) as error:
-            raise SpecError(
-                f"model={self._spec.name} must be a causal model that Transformers loads "
-                f"(model.path={self._spec.path}, "
-                f"model.attn_implementation={self._spec.attn_implementation}): {error}"
-            ) from error
-        assert isinstance(model, PreTrainedModel)
-        model.train(False)
+        model = load_model(self._ready(), self._spec, self._quantization, self._device)
         if self._device.type == "cpu" and model.dtype == torch.bfloat16 and not has_bfloat16():
             _LOG.warning("computing in float32: the processor has no bfloat16 arithmetic")
             model.float()  # type: ignore[no-untyped-call]
         return model
 
-    def _check_length(self, prompt: int) -> None:
+    def _check_prompt(self, ids: Sequence[int]) -> None:
+        """Refuse a prompt that the model cannot read: too long, or with ids beyond its embedding.
+
+        Raises:
+            SpecError: names the config key and both sizes.
+        """
         assert self._limits is not None
         context = self._limits.context
-        if context is not None and prompt >= context:
+        if context is not None and len(ids) >= context:
             raise SpecError(
                 f"model.max_length must be below {context}, the positions that the model has, for "
-                f"prompts such as this one of {prompt} tokens; it is {self._spec.max_length}"
+                f"prompts such as this one of {len(ids)} tokens; it is {self._spec.max_length}"
             )
+        size = embedding_size(self.model)
+        rule = f"write ids below {size}, the size of the model's embedding, in every prompt"
+        require(max(ids) < size, "model.tokenizer", rule, max(ids))
 
 
 def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:
@@ -287,12 +273,32 @@ def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:
     return call
 
 
+def _certain_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Text with the special tokens that prompts are certain to hold."""
+    ends = (tokenizer.bos_token, tokenizer.eos_token)
+    return "".join([*filter(None, ends), str(tokenizer.chat_template or "")])
+
+
+def _drawable(model: PreTrainedModel, vocabulary: Mapping[str, int]) -> torch.Tensor:
+    """A bool [vocabulary]: ids that the tokenizer has, which padded logits exceed."""
+    size = model.config.get_text_config().vocab_size
+    known = torch.tensor(sorted(vocabulary.values()))
+    allowed = torch.zeros(size, dtype=torch.bool)
+    allowed[known[known < size]] = True
+    return allowed
+
+
 def _end_ids(model: PreTrainedModel) -> frozenset[int]:
     """The end-of-sequence ids of a checkpoint's generation config."""
     ends = model.generation_config.eos_token_id if model.generation_config else None
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def _attention(model: PreTrainedModel) -> str | None:
+    """The implementation of attention in use, which is not always the one asked for."""
+    return getattr(model.config.get_text_config(), "_attn_implementation", None)
 
 
 def _device(name: str) -> torch.device:

@@ -5,8 +5,8 @@ from typing import Any
 
 from components.backends.openai_api.dialect import spelled
 from components.decoding.chat_template import ChatTemplate
-from components.decoding.prompt_encoder import load_tokenizer
 from components.models.checkpoint import Checkpoint, prepare, resolve
+from components.models.tokenizer_loading import load_tokenizer
 from pipeline.protocols import Prompt
 from pipeline.spec import ModelSpec
 
@@ -48,8 +48,8 @@ class PromptText:
         return self._found
 
     def _load(self) -> None:
-        source = prepare(self._checkpoint(), self._cache).tokenizer
-        tokenizer = load_tokenizer(source, self._model)
+        checkpoint = prepare(self._checkpoint(), self._cache)
+        tokenizer = load_tokenizer(checkpoint, self._model)
         self._template = ChatTemplate(tokenizer, self._model.template_kwargs)
         # A server's tokenizer that writes the first token itself must not be given it too.
         bos = tokenizer.bos_token_id

@@ -1,0 +1,78 @@
+"""LoRA adapters: folders that hold changes to a base model's weights, and name that model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.models.weight_files import check_texts, read_json, refuse_pointer
+from pipeline.spec import SpecError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter and no model of its own."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The base model that an adapter names: a hub id, or a path where it was trained.
+
+    Raises:
+        SpecError: it names none.
+    """
+    base = read_json(folder / CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise SpecError(
+            f"{folder / CONFIG} names no base model: set model.path to the base and "
+            f"model.adapter={folder}"
+        )
+    return base
+
+
+def merged(model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
+    """The model with an adapter's changes added to its weights, in the type of its weights.
+
+    The sum is made in float32: in bfloat16 it would be rounded twice.
+
+    Raises:
+        SpecError: peft is not installed, the adapter does not fit the model, or its files are
+            broken.
+    """
+    import torch
+
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise SpecError(
+            f"model.adapter={folder} needs peft: pip install 'rethink-pipeline[lora]'"
+        ) from error
+    _check(folder)
+    dtype = model.dtype
+    whole: Any = model.to(torch.float32)  # type: ignore[arg-type]
+    try:
+        wrapped = PeftModel.from_pretrained(whole, str(folder))
+        result: Any = wrapped.load_adapter(str(folder), "default")
+    except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
+        raise SpecError(
+            f"model.adapter={folder} does not fit the model {type(model).__name__}: {error}"
+        ) from error
+    lost = sorted({*result.missing_keys, *result.unexpected_keys})
+    if lost:
+        raise SpecError(
+            f"model.adapter={folder} must fit the model {type(model).__name__}: "
+            f"{len(lost)} of its tensors do not, such as {lost[0]}"
+        )
+    merged_model: PreTrainedModel = wrapped.merge_and_unload(safe_merge=True).to(dtype)
+    return merged_model
+
+
+def _check(folder: Path) -> None:
+    check_texts(folder)
+    weights = [folder / name for name in _WEIGHTS if (folder / name).is_file()]
+    if not weights:
+        raise SpecError(f"model.adapter={folder} must hold {' or '.join(_WEIGHTS)}")
+    refuse_pointer(weights[0])

@@ -1,0 +1,225 @@
+"""From a checkpoint to a model that is ready to generate: shared by every in-process backend."""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from components.models.adapters import merged
+from components.models.architecture import register
+from components.models.checkpoint import Checkpoint, Source, local_folder
+from components.models.tensors import refuse_incomplete
+from components.models.weight_files import tensor_names
+from pipeline.spec import ModelSpec, SpecError
+
+_LOG = logging.getLogger(__name__)
+# What wrappers put into the names of tensors: torch.compile, FullyShardedDataParallel and
+# activation checkpointing anywhere, DataParallel and DistributedDataParallel at the start.
+_WRAPPED = r"^module\.|(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+_SUPPORT = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}
+_READING_FAILS = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
+
+
+class LoadArguments(Protocol):
+    """What loading asks of a quantization."""
+
+    def load_kwargs(self) -> dict[str, Any]:
+        """Arguments of `from_pretrained`."""
+
+
+def load_model(
+    checkpoint: Checkpoint, spec: ModelSpec, quantization: LoadArguments, device: torch.device
+) -> PreTrainedModel:
+    """The model of a prepared checkpoint on `device`, in evaluation mode.
+
+    Every weight is the checkpoint's: a tensor that is missing, unexpected or of another shape is
+    refused. An adapter is merged before weights are quantized.
+
+    Args:
+        checkpoint: what `components.models.checkpoint.prepare` returned.
+        spec: says which attention is used and whether code of the checkpoint may run.
+        quantization: the type of the weights.
+        device: where the weights go.
+
+    Raises:
+        SpecError: the checkpoint cannot be loaded as a causal language model; the message names the
+            file or tensor, and the config key.
+    """
+    if checkpoint.architecture:
+        register(checkpoint.architecture)
+    source = checkpoint.weights
+    folder = local_folder(source)
+    names = tensor_names(folder) if folder else frozenset()
+    placed = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
+    with _errors_as_sentences(spec), _quietly():
+        config = _config(source, spec)
+        arguments = {
+            "config": config,
+            "attn_implementation": attention_for(config, spec.attn_implementation),
+            "trust_remote_code": spec.trust_remote_code,
+            "key_mapping": unwrapped(names),
+            **placed,
+        }
+        if checkpoint.adapter is None:
+            model = _from_pretrained(source, {**arguments, **quantization.load_kwargs()})
+        else:
+            model = _with_adapter(checkpoint, arguments, quantization.load_kwargs())
+    model.train(False)
+    return model
+
+
+def refuse_tokenizer_beyond(model: PreTrainedModel, vocabulary: dict[str, int], used: str) -> None:
+    """Refuse a tokenizer that writes ids for which the model has no embedding.
+
+    Some models (Gemma 3) come with tokens beyond their embedding that only other members of the
+    family use, so those that nothing here writes are merely logged.
+
+    Args:
+        model: the loaded model.
+        vocabulary: the tokenizer's tokens and their ids.
+        used: text whose special tokens are certain to be written: the chat template, and the
+            tokens that begin and end a sequence.
+
+    Raises:
+        SpecError: a token in `used` has no embedding; the message has both sizes.
+    """
+    size = embedding_size(model)
+    beyond = sorted(token for token, index in vocabulary.items() if index >= size)
+    if not beyond:
+        return
+    sizes = f"the tokenizer has ids up to {max(vocabulary.values())} and the model embeds {size}"
+    written = [token for token in beyond if token in used]
+    if written:
+        rule = "be a tokenizer of this model"
+        raise SpecError(f"model.tokenizer must {rule}: {sizes}, so {written[0]!r} has no embedding")
+    _LOG.warning("%s: a prompt with %s is refused", sizes, ", ".join(beyond[:4]))
+
+
+def unwrapped(names: Iterable[str]) -> dict[str, str] | None:
+    """A `key_mapping` of Transformers that strips wrappers from names; None where there are none.
+
+    Each of its patterns takes away one wrapper, so that there are as many as any name has. The
+    number in a comment tells them apart.
+    """
+    depth = max((len(re.findall(_WRAPPED, name)) for name in names), default=0)
+    return {f"(?#{n}){_WRAPPED}": "" for n in range(depth)} or None
+
+
+def embedding_size(model: PreTrainedModel) -> int:
+    """How many token ids the model has an embedding for."""
+    embedding: Any = model.get_input_embeddings()
+    return int(embedding.weight.shape[0])
+
+
+def attention_for(config: PreTrainedConfig, asked: str) -> str:
+    """The implementation of attention that is asked for, or `eager` where the model lacks it."""
+    flag = "_supports_flash_attn" if asked.startswith("flash_attention") else _SUPPORT.get(asked)
+    model_class = _model_class(config)
+    if flag is None or model_class is None or getattr(model_class, flag, True):
+        return asked
+    _LOG.info(
+        "model.attn_implementation=%s is eager for %s, which supports no other",
+        asked,
+        model_class.__name__,
+    )
+    return "eager"
+
+
+def _model_class(config: PreTrainedConfig) -> type[Any] | None:
+    """The class that Transformers will make, or None where the checkpoint's own code defines it."""
+    mapping: Any = AutoModelForCausalLM._model_mapping
+    if type(config) not in mapping:
+        return None
+    model_class = mapping[type(config)]
+    chosen: type[Any] = model_class[0] if isinstance(model_class, tuple) else model_class
+    return chosen
+
+
+def _config(source: Source, spec: ModelSpec) -> PreTrainedConfig:
+    config = AutoConfig.from_pretrained(
+        source.location, revision=source.revision, trust_remote_code=spec.trust_remote_code
+    )
+    assert isinstance(config, PreTrainedConfig)
+    return config
+
+
+def _from_pretrained(source: Source, arguments: dict[str, Any]) -> PreTrainedModel:
+    auto: Any = AutoModelForCausalLM
+    model, loading = auto.from_pretrained(
+        source.location,
+        revision=source.revision,
+        ignore_mismatched_sizes=True,  # reported, and refused below with both shapes
+        output_loading_info=True,
+        **arguments,
+    )
+    refuse_incomplete(loading, source.location)
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _with_adapter(
+    checkpoint: Checkpoint, arguments: dict[str, Any], given: dict[str, Any]
+) -> PreTrainedModel:
+    """Merge in floating point, then quantize: added to a 4-bit base, an adapter is rounded away."""
+    assert checkpoint.adapter is not None
+    folder = local_folder(checkpoint.adapter)
+    assert folder is not None, "an adapter is a folder"
+    quantized = {key: value for key, value in given.items() if key == "quantization_config"}
+    plain = {key: value for key, value in given.items() if key not in quantized}
+    model = merged(_from_pretrained(checkpoint.weights, {**arguments, **plain}), folder)
+    if not quantized:
+        return model
+    concrete: Any = type(model)
+    again, loading = concrete.from_pretrained(
+        None,
+        config=model.config,
+        state_dict=model.state_dict(),
+        output_loading_info=True,
+        dtype=model.dtype,
+        **{key: value for key, value in arguments.items() if key == "device_map"},
+        **quantized,
+    )
+    refuse_incomplete(loading, str(folder))
+    assert isinstance(again, PreTrainedModel)
+    return again
+
+
+@contextmanager
+def _errors_as_sentences(spec: ModelSpec) -> Iterator[None]:
+    try:
+        yield
+    except SpecError:
+        raise
+    except _READING_FAILS as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise SpecError(
+            f"model={spec.name} must be a causal model that Transformers loads "
+            f"(model.path={spec.path}, model.attn_implementation={spec.attn_implementation}): "
+            f"{error}"
+        ) from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without Transformers' bars and its table of tensors, which `refuse_incomplete` replaces."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
