@@ -212,7 +212,10 @@ def _own_tokenizer(source: Source) -> Source | None:
 
 def _no_tokenizer(source: Source) -> NoReturn:
     rule = "name a folder or hub id with tokenizer files"
-    raise SpecError(f"model.tokenizer must {rule}: there are none in {source.location!r}")
+    raise SpecError(
+        f"model.tokenizer must {rule}, since there are none in {source.location!r}; a tokenizer "
+        "that needs no files comes with model.architecture"
+    )
 
 
 def _locate(key: str, path: str, revision: str | None) -> Source:

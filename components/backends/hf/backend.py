@@ -260,7 +260,8 @@ class HfBackend:
             )
         size = embedding_size(self.model)
         rule = f"write ids below {size}, the size of the model's embedding, in every prompt"
-        require(max(ids) < size, "model.tokenizer", rule, max(ids))
+        largest = max(ids, default=0)
+        require(largest < size, "model.tokenizer", rule, largest)
 
 
 def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:

@@ -471,3 +471,40 @@ def test_bad_settings_are_refused_by_key(tiny_llama: Maker) -> None:
     with pytest.raises(SpecError, match=r"model\.attn_implementation"):
         answers(backend(folder, attn_implementation="nonsense"), [request(0)])
     assert ModelSpec.__slots__
+
+
+def with_an_added_token(folder: Path, target: Path, template: str) -> Path:
+    """A copy of a model folder whose tokenizer has `<extra>` beyond the model's embedding."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(folder, target)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer.add_tokens(["<extra>"], special_tokens=True) == 1
+    tokenizer.chat_template = template + tokenizer.chat_template
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def test_a_template_that_writes_a_token_without_embedding_is_refused_at_load(
+    tiny_llama: Maker, tmp_path: Path
+) -> None:
+    folder = with_an_added_token(tiny_llama(), tmp_path / "m", "<extra>")
+    with pytest.raises(SpecError, match=r"ids up to 49152 and the model embeds 49152.*<extra>"):
+        answers(backend(folder), [request(0)])
+
+
+@with_both
+def test_a_prompt_that_writes_a_token_without_embedding_fails_alone(
+    decoder: str, tiny_llama: Maker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = with_an_added_token(tiny_llama(), tmp_path / "m", "")
+
+    async def scene() -> list[Any]:
+        async with backend(folder, decoder=decoder) as made:
+            asked = [request(0), request(1, "Hi <extra>"), request(2)]
+            return await asyncio.gather(*map(made.generate, asked), return_exceptions=True)
+
+    first, second, third = asyncio.run(scene())
+    assert isinstance(second, SpecError) and "ids below 49152" in str(second)
+    assert len(first.token_ids) == len(third.token_ids) == 12
+    assert "a prompt with <extra> is refused" in caplog.text
