@@ -38,7 +38,7 @@ from pipeline.backfill.points import (
 )
 from pipeline.protocols import Backend, Cue, Task
 from pipeline.run.phases import resolve_phases
-from pipeline.run.point import refuse_what_it_cannot
+from pipeline.run.point import model_name, refuse_what_it_cannot
 from pipeline.run.session import SAMPLING_COLUMNS, Session
 from pipeline.spec import RunSpec, SpecError, digest, require
 from pipeline.store.claims import ALONE
@@ -178,7 +178,7 @@ def points_of(spec: BackfillSpec, found: Scan, cues: tuple[Cue, ...], built: Bui
     read = reader(Path(spec.backfill.input))
     parts = []
     for group, members in gaps.items():
-        same_model(read(members[0].offset), spec)
+        same_model(read(members[0].offset), spec, built[1])
         point = _point(spec, cues, built, group)
         point.traces = [trace_of(read(gap.offset)) for gap in members]
         point.examples = [example for example, _ in point.traces]
@@ -201,21 +201,22 @@ def _point(
     settings = {k: v for k, v in asdict(spec).items() if k in ("task", "sampling", "quantization")}
     shown = {"seed": spec.run.seed, "pass1_sample": spec.run.pass1_sample}
     identity = {"backfill.spec": digest(settings | shown)} | backend.identity()
-    point = BackfillPoint(spec, task, [], phases, cues, identity, step=0)
+    name = model_name(spec, backend)
+    point = BackfillPoint(spec, task, [], phases, cues, identity, step=0, model_name=name)
     asked = [asdict(cue) for cue in cues]
     point.at = work / digest([repr(group), point.fingerprint, asked, spec.backfill.force])[:12]
     return point
 
 
-def same_model(row: Row, spec: BackfillSpec) -> None:
+def same_model(row: Row, spec: BackfillSpec, backend: Backend) -> None:
     """Refuse rows that say that another model made them."""
-    made_by = row.get("model")
-    wanted = made_by in (None, spec.model.name) or spec.backfill.other_model
+    made_by, name = row.get("model"), model_name(spec, backend)
+    wanted = made_by in (None, name) or spec.backfill.other_model
     rule = (
         f"be {made_by}, which made rows of {spec.backfill.input}; choose it, leave these rows out "
-        f"(backfill.filter={{model:{spec.model.name}}}) or say backfill.other_model=true"
+        f"(backfill.filter={{model:{name}}}) or say backfill.other_model=true"
     )
-    require(wanted, "model", rule, spec.model.name)
+    require(wanted, "model", rule, name)
 
 
 @dataclass(slots=True)
@@ -246,7 +247,11 @@ class Merge:
         sampling = {name: getattr(self.spec.sampling, name) for name in SAMPLING_COLUMNS}
         fingerprint = self.parts[0][1].fingerprint
         seed = self.spec.run.seed
-        return {"model": self.spec.model.name, "fingerprint": fingerprint, "seed": seed} | sampling
+        return {
+            "model": self.parts[0][1].model_name,
+            "fingerprint": fingerprint,
+            "seed": seed,
+        } | sampling
 
 
 def keep_original(source: Path, given: Backfill) -> Path:

@@ -1,9 +1,9 @@
-"""The records that pass between tasks, the trace and backends, and the two protocols."""
+"""The records that pass between tasks, the trace and backends, and the protocols of components."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from pipeline.spec import Sampling
 
@@ -12,7 +12,7 @@ FILTERS = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class BackendLostError(RuntimeError):
-    """A backend cannot go on (refused key, refused setting): the run ends, what is whole stays."""
+    """A backend cannot go on (refused key, refused setting): the run ends, finished rows stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ class Example:
 class Phase:
     """A piece of the assistant turn.
 
-    Forced `opening`, generated text up to a `stop` string or `cap` tokens, forced `closing`.
+    It is forced text (`opening`), generated text up to a `stop` string or `cap` tokens, and forced
+    text again (`closing`). A tagged task has the phases `think` and `answer`; a task of one phase
+    calls it `output`. Columns of rows and the caps of `sampling` go by these names.
     """
 
     name: str
@@ -94,6 +96,11 @@ class Generation:
 Piece = str | Generation
 
 
+def spelled(pieces: Iterable[Piece]) -> str:
+    """The text of pieces, one after another."""
+    return "".join(piece if isinstance(piece, str) else piece.spelled for piece in pieces)
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A chat message. Its content is text and earlier generations, in order."""
@@ -144,16 +151,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do."""
+    """What a backend can do; a run is refused, before anything loads, if it needs more."""
 
-    continues_ids: bool = False
-    assistant_prefill: bool = False
+    continues_ids: bool = False  # keeps the ids of a Generation in a prompt
+    assistant_prefill: bool = False  # goes on with an assistant turn that the prompt opens
     entropy: bool = False  # exact, over the full vocabulary
     logprobs: bool = False
     beams: bool = False
     many_per_request: bool = False
-    streaming: bool = False
+    streaming: bool = False  # `on_token` hears text while the rest is still being generated
     filters: tuple[str, ...] = FILTERS  # of Sampling, those it honours; others must be off
+    runs_model: bool = True  # False: `model.path` is not loaded, and rows do not name it
 
 
 class Task(Protocol):
@@ -202,39 +210,80 @@ class Tracker(Protocol):
         """The point ended: `complete`, `shared`, `failed` or `interrupted`."""
 
 
+@runtime_checkable
+class Quantization(Protocol):
+    """In which numbers a model's weights are held. A backend honours it, or refuses it by name."""
+
+    name: str  # the option's stable word, a column of every row; `none`: as the checkpoint is
+    devices: tuple[str, ...]  # kinds of device that it runs on (`cuda`); empty: any
+
+    def identity(self) -> dict[str, Any]:
+        """What of it makes a row what it is. Values are JSON."""
+
+
 class Backend(Protocol):
-    """Who answers. Construction is cheap; entering loads the model."""
+    """Generates text.
+
+    A backend is a class that subclasses this one; only `name` and `generate` must be written, the
+    rest has a body for a backend that needs nothing special.
+
+    Its constructor gets the settings of its YAML under `conf/backend/` by keyword. It also gets, if
+    it has parameters of these names:
+
+    - `model` (`ModelSpec`): which weights, tokenizer and template. A backend that ignores them says
+      `Capabilities(runs_model=False)`.
+    - `quantization` (`Quantization`). Without the parameter, options other than `none` are refused
+      for it.
+    - `cache_dir` (`str | None`): the value of `run.cache_dir`.
+
+    The constructor checks its values, raising `SpecError` with the config key, and does no I/O.
+    Then `discover` is awaited; only after it are `capabilities` and `identity` asked. Entering the
+    backend loads the model; it may be entered again after it was left.
+    """
 
     name: str
-    capabilities: Capabilities
-    capacity: int  # traces it wants open at once
+    capabilities: Capabilities = Capabilities()
+    capacity: int = 16  # traces it wants open at once; read again after entering, and as it goes
+    quantization: str = "none"  # the name of the `Quantization` that it honours
+
+    async def discover(self) -> None:
+        """Ask what `capabilities` and `identity` depend on, such as what a service can do."""
 
     def identity(self) -> dict[str, Any]:
         """What of model and backend makes a row what it is; known before entering.
 
-        Values are JSON.
+        Values are JSON. `backend` is a stable word, `model.step` the training step if any.
         """
+        return {"backend": self.name}
 
     def describe(self) -> dict[str, Any]:
         """Device, dtype, batch size, versions and counters so far, for the attempt record."""
+        return {}
 
     def preview(self, prompt: Prompt) -> str:
         """The prompt as the model will see it, special tokens included.
 
         Loads a tokenizer at most.
         """
+        turns = [f"{message.role}: {spelled(message.content)}\n" for message in prompt.messages]
+        return "".join(turns) + "assistant: " + spelled(prompt.prefill)
 
     async def __aenter__(self) -> Self:
         """Load."""
+        return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Unload."""
+        """Unload; requests under way end."""
 
     async def generate(self, request: Request) -> Generation:
-        """Make one generation. Cancelling the call drops the request."""
+        """Make one generation. Cancelling the call drops the request.
+
+        The same request gives the same text whatever runs beside it, as far as the backend can.
+        """
+        raise NotImplementedError
 
     def release(self, trace_id: int) -> None:
-        """The trace is over: its cached state may go."""
+        """Forget what is cached for a trace, which is over."""
 
     async def follow(self) -> None:
         """What ranks above 0 do instead of running traces; returns when rank 0 is done."""

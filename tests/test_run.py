@@ -39,7 +39,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 def test_one_command_leaves_a_whole_run_folder(tmp_path: Path) -> None:
     done = run(*LINE, f"run.root={tmp_path}", "run.limit=3", "sampling.num_samples=2")
-    (folder,) = tmp_path.glob("default/crossword-SmolLM2-*-T0.7-*/step-0")
+    (folder,) = tmp_path.glob("default/crossword-echo-T0.7-*/step-0")
     names = {f.name for f in folder.iterdir() if not f.name.startswith(".")}
     assert names == {
         "config.yaml",

@@ -1,18 +1,15 @@
-"""A backend that loads nothing and repeats words of the prompt.
-
-For dry runs, sweeps and tests of the pipeline.
-"""
+"""A backend without a model, for dry runs, sweeps and tests of the pipeline."""
 
 import asyncio
 import math
 import random
-from typing import Any, Self
+from typing import Any
 
-from pipeline.protocols import Capabilities, Generation, Piece, Prompt, Request
+from pipeline.protocols import Backend, Capabilities, Generation, Request, spelled
 from pipeline.spec import ModelSpec, require
 
 
-class Echo:
+class Echo(Backend):
     """Answers with words of the question in an order drawn from the request's seed.
 
     Tokens are UTF-8 bytes, so ids continue exactly; entropies and logprobs are made up from the
@@ -26,17 +23,13 @@ class Echo:
         entropy=True,
         logprobs=True,
         streaming=True,
+        runs_model=False,
     )
 
     def __init__(
-        self,
-        model: ModelSpec,
-        quantization: object,
-        cache_dir: str | None = None,
-        capacity: int = 16,
-        seconds_per_token: float = 0.0,
+        self, model: ModelSpec, capacity: int = 16, seconds_per_token: float = 0.0
     ) -> None:
-        """Keep the settings."""
+        """Keep the settings; of the model only `model.step` is used, so that sweeps have steps."""
         require(capacity >= 1, "backend.capacity", "be 1 or more", capacity)
         pause = seconds_per_token
         rule = "be 0 or more, and finite"
@@ -54,19 +47,8 @@ class Echo:
         """Counters."""
         return {"device": "none", "generated_tokens": self._tokens}
 
-    def preview(self, prompt: Prompt) -> str:
-        """Roles and texts, as `_render` joins them."""
-        return _render(prompt)
-
-    async def __aenter__(self) -> Self:
-        """Nothing to load."""
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        """Nothing to unload."""
-
     async def generate(self, request: Request) -> Generation:
-        """Words of the last user turn up to the cap, then the first stop string where it fits."""
+        """Words of the first user turn, up to the cap, then the first stop string if it fits."""
         draw = random.Random(request.seed)
         stop = request.stop[0] if request.stop else ""
         text, reason = _sentence(request, draw, stop)
@@ -79,7 +61,7 @@ class Echo:
             text=text,
             tail=stop if reason == "stop_token" else "",
             finish_reason="stop_token" if reason == "stop_token" else "max_new_tokens",
-            prompt_tokens=len(_render(request.prompt).encode()),
+            prompt_tokens=len(self.preview(request.prompt).encode()),
             entropies=entropies,
             logprobs=[-value for value in entropies],
             ends=[len(whole[: i + 1].decode(errors="ignore")) for i in range(len(whole))],
@@ -89,25 +71,10 @@ class Echo:
             request.on_token(text)
         return generation
 
-    def release(self, trace_id: int) -> None:
-        """Nothing is cached."""
-
-    async def follow(self) -> None:
-        """There is one process."""
-
-
-def _text(piece: Piece) -> str:
-    return piece if isinstance(piece, str) else piece.spelled
-
-
-def _render(prompt: Prompt) -> str:
-    turns = [f"{m.role}: {''.join(map(_text, m.content))}\n" for m in prompt.messages]
-    return "".join(turns) + "assistant: " + "".join(map(_text, prompt.prefill))
-
 
 def _sentence(request: Request, draw: random.Random, stop: str) -> tuple[str, str]:
     said = [m for m in request.prompt.messages if m.role == "user"]
-    words = "".join(map(_text, said[0].content)).split() if said else ["nothing"]
+    words = spelled(said[0].content).split() if said else ["nothing"]
     wanted = draw.randint(1, 3) if request.cap <= 100 else draw.randint(5, 60)
     text = " ".join(draw.choice(words) for _ in range(wanted))
     if draw.random() < 0.1:

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.protocols import Generation, Message, Piece, Prompt
+from pipeline.protocols import Message, Piece, Prompt, spelled
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
@@ -126,14 +126,7 @@ def _shown(number: int, message: Message) -> Turn:
     """What the template sees of a message: a user's text as it is, an assistant turn not at all."""
     if message.role == "assistant":
         return {"role": message.role, "content": f"AssistantTurn{number:04d}OfRethink"}
-    text = "".join(
-        piece if isinstance(piece, str) else _spelled(piece) for piece in message.content
-    )
-    return {"role": message.role, "content": text}
-
-
-def _spelled(generation: Generation) -> str:
-    return generation.spelled
+    return {"role": message.role, "content": spelled(message.content)}
 
 
 def _folded(messages: Sequence[Message]) -> list[Message]:
@@ -167,7 +160,7 @@ def _merged(pieces: Sequence[Piece]) -> Iterator[Piece]:
         if isinstance(piece, str):
             text += piece
         elif not piece.token_ids:
-            text += _spelled(piece)
+            text += piece.spelled
         else:
             if text:
                 yield text

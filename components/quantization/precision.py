@@ -6,6 +6,7 @@ from typing import Any
 from pipeline.spec import require
 
 DTYPES = ("float32", "bfloat16", "float16")
+NAMES = {None: "none", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,16 @@ class Precision:
         """Check the name."""
         known = self.dtype is None or self.dtype in DTYPES
         require(known, "quantization.dtype", f"be null or one of {DTYPES}", self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The name of the option, as `conf/quantization/` has it."""
+        return NAMES[self.dtype]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Any device computes in these types."""
+        return ()
 
     def load_kwargs(self) -> dict[str, Any]:
         """What `from_pretrained` is given."""

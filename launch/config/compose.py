@@ -3,12 +3,14 @@
 Past this door there is no DictConfig.
 """
 
+import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pkgutil import resolve_name
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -19,9 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch.config import cluster
 from launch.config.command_line import CONF, check_choices, check_names, sentence
-from pipeline.protocols import Backend, Task
+from pipeline.protocols import Backend, Quantization, Task
 from pipeline.run.point import Point, prepare
 from pipeline.spec import RunSpec, SpecError, require
+
+Outcome = TypeVar("Outcome")
 
 KINDS: dict[Any, str] = {
     int: "a whole number",
@@ -35,7 +39,7 @@ KINDS: dict[Any, str] = {
     list: "a list",
 }
 PLAIN: dict[Any, tuple[type, ...]] = {Mapping: (dict,), Sequence: (list,), float: (float, int)}
-HANDED_OVER = ("model", "quantization", "cache_dir")  # what launch gives every backend itself
+HANDED_OVER = ("model", "quantization", "cache_dir")  # to a backend that has such parameters
 
 
 def register_schema() -> None:
@@ -135,16 +139,38 @@ def compose_task(overrides: Sequence[str]) -> Task:
 
 
 def build_backend(spec: RunSpec) -> Backend:
-    """The backend, not yet entered."""
-    quantization = build("quantization", spec.quantization)
-    backend: Backend = build(
-        "backend",
-        spec.backend,
-        model=spec.model,
-        quantization=quantization,
-        cache_dir=spec.run.cache_dir,
-    )
+    """The backend, not yet entered, once it has discovered what it can do."""
+    backend = construct_backend(spec)
+    in_a_loop_of_its_own(backend.discover())
     return backend
+
+
+def construct_backend(spec: RunSpec) -> Backend:
+    """The backend before `discover`. Raises SpecError."""
+    quantization = build("quantization", spec.quantization)
+    target = spec.quantization["_target_"]
+    rule = "be a class with `name`, `devices` and `identity()` (pipeline/protocols.py)"
+    require(isinstance(quantization, Quantization), "quantization._target_", rule, target)
+    given = {"model": spec.model, "quantization": quantization, "cache_dir": spec.run.cache_dir}
+    node = spec.backend
+    parameters = inspect.signature(component_class("backend", node["_target_"])).parameters
+    backend: Backend = build(
+        "backend", node, **{name: given[name] for name in HANDED_OVER if name in parameters}
+    )
+    rule = f"be none with backend {backend.name}, which does not choose how weights are held"
+    able = "quantization" in parameters or quantization.name == "none"
+    require(able, "quantization", rule, quantization.name)
+    return backend
+
+
+def in_a_loop_of_its_own(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Run a coroutine to its end, also where this thread runs an event loop (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def build_point(

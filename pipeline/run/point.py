@@ -13,9 +13,9 @@ from pipeline.protocols import (
     Example,
     Generation,
     Phase,
-    Piece,
     Prompt,
     Task,
+    spelled,
 )
 from pipeline.run.budget import Priced
 from pipeline.run.pass_fields import cue_hash
@@ -52,6 +52,7 @@ class Point:
     cues: tuple[Cue, ...]
     identity: dict[str, Any]
     step: int
+    model_name: str = ""  # in rows and in the folder's name; the backend's, where it runs no model
     entropy: str = "exact"  # or why it is null in every row
     overrides: Sequence[str] = ()
     sources: dict[str, str] | None = None  # sampling parameter -> where its value came from
@@ -67,7 +68,7 @@ class Point:
         run, temperature = self.spec.run, self.spec.sampling.temperature
         if run.dir is not None:
             return Path(run.dir)
-        name = f"{self.task.name}-{self.spec.model.name}-T{temperature:g}-{self.fingerprint[:8]}"
+        name = f"{self.task.name}-{self.model_name}-T{temperature:g}-{self.fingerprint[:8]}"
         return Path(run.root) / run.name / name.replace("/", "_") / f"step-{self.step}"
 
     @property
@@ -115,8 +116,14 @@ def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
         cues=cues,
         identity=_as_json(_identity(spec, task, everything, phases) | model),
         step=int(model.get("model.step") or 0),
+        model_name=model_name(spec, backend),
         entropy=_entropy_note(spec, backend),
     )
+
+
+def model_name(spec: RunSpec, backend: Backend) -> str:
+    """What rows call the model: `model.name`, or the backend where it runs no model."""
+    return spec.model.name if backend.capabilities.runs_model else backend.name
 
 
 def record_of(point: Point) -> dict[str, Any]:
@@ -192,9 +199,5 @@ def _content(task: Task, example: Example) -> str:
 
 def prompt_text(prompt: Prompt) -> list[list[str]]:
     """Messages and prefill as plain text."""
-    turns = [[m.role, *map(_text, m.content)] for m in prompt.messages]
-    return [*turns, ["prefill", *map(_text, prompt.prefill)]]
-
-
-def _text(piece: Piece) -> str:
-    return piece if isinstance(piece, str) else piece.spelled
+    turns = [[m.role, *(spelled([piece]) for piece in m.content)] for m in prompt.messages]
+    return [*turns, ["prefill", *(spelled([piece]) for piece in prompt.prefill)]]

@@ -43,11 +43,11 @@ def spec(folder: Path, cues: dict[str, CueText] | None = None, **changes: Any) -
 
 
 def point(run_spec: RunSpec, task: ToyTask | None = None, backend: Echo | None = None) -> Point:
-    return prepare(run_spec, task or ToyTask(), backend or Echo(MODEL, None))
+    return prepare(run_spec, task or ToyTask(), backend or Echo(MODEL))
 
 
 def go(made: Point, backend: Echo | None = None) -> Session:
-    return asyncio.run(execute([made], backend or Echo(MODEL, None)))[0]
+    return asyncio.run(execute([made], backend or Echo(MODEL)))[0]
 
 
 def rows_of(made: Point) -> list[Row]:
@@ -65,7 +65,7 @@ class Counting(Echo):
     """Echo that remembers what it was asked."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(MODEL, None, **settings)
+        super().__init__(MODEL, **settings)
         self.asked: list[Request] = []
 
     async def generate(self, request: Request) -> Generation:
@@ -89,8 +89,8 @@ class Dying(Counting):
 def test_rows_do_not_depend_on_capacity_or_order(tmp_path: Path) -> None:
     cues = {"wait": WAIT, "neutral": NEUTRAL}
     one, many, mixed = (point(spec(tmp_path / n, cues)) for n in ("one", "many", "mixed"))
-    go(one, Echo(MODEL, None, capacity=1))
-    go(many, Echo(MODEL, None, capacity=50))
+    go(one, Echo(MODEL, capacity=1))
+    go(many, Echo(MODEL, capacity=50))
     mixed.examples = random.Random(3).sample(list(mixed.examples), len(mixed.examples))
     go(mixed)
     by_key = sorted(rows_of(mixed), key=lambda row: (row["example_id"], row["sample_idx"]))
@@ -189,7 +189,7 @@ def test_each_sample_reconsiders_its_own_pass_1_unless_one_is_shared(tmp_path: P
         assert row["pass2"]["prev_output"] == row["pass1"]["output"]
     changes: dict[str, Any] = {"samples": 3, "pass1_sample": 2}
     shared = point(spec(tmp_path / "shared", {"wait": WAIT}, **changes))
-    go(shared, Echo(MODEL, None, capacity=1))
+    go(shared, Echo(MODEL, capacity=1))
     outputs = {(r["example_id"], r["sample_idx"]): r["pass1"]["output"] for r in rows_of(shared)}
     for row in rows_of(shared):
         assert row["pass2"]["prev_output"] == outputs[row["example_id"], 2]
@@ -246,7 +246,7 @@ def test_more_failures_than_max_failed_end_the_run(tmp_path: Path) -> None:
 def test_points_share_a_backend_and_fail_for_themselves(tmp_path: Path) -> None:
     bad = point(spec(tmp_path / "bad"), FailingScore())
     good = point(spec(tmp_path / "good", sampling={"temperature": 0.1}))
-    sessions = asyncio.run(execute([bad, good], Echo(MODEL, None)))
+    sessions = asyncio.run(execute([bad, good], Echo(MODEL)))
     assert [session.status for session in sessions] == ["failed", "complete"]
 
 
@@ -258,7 +258,7 @@ def test_a_stop_drops_what_is_under_way_and_the_next_run_completes(tmp_path: Pat
     async def interrupted() -> list[Session]:
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(0.15, stop.set)
-        slow = Echo(MODEL, None, capacity=2, seconds_per_token=0.0005)
+        slow = Echo(MODEL, capacity=2, seconds_per_token=0.0005)
         return await execute([made], slow, stop)
 
     assert asyncio.run(interrupted())[0].status == "interrupted"
@@ -379,4 +379,4 @@ def test_a_folder_removed_under_a_run_is_what_the_error_says(tmp_path: Path) -> 
         shutil.rmtree(made.folder)
 
     with pytest.raises(StoreError, match="was removed while it was written to"):
-        asyncio.run(execute([made], Echo(MODEL, None, capacity=1), None, remove))
+        asyncio.run(execute([made], Echo(MODEL, capacity=1), None, remove))

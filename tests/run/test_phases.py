@@ -48,21 +48,21 @@ def spec(phases: str = "auto", **sampling: int) -> RunSpec:
 
 
 def test_caps_come_from_the_task_unless_sampling_sets_them() -> None:
-    backend = Echo(MODEL, None)
+    backend = Echo(MODEL)
     assert [p.cap for p in resolve_phases(ToyTask(), backend, spec())] == [200, 50]
     capped = resolve_phases(ToyTask(), backend, spec(think_cap=9, answer_cap=8))
     assert [p.cap for p in capped] == [9, 8]
 
 
 def test_a_backend_without_prefill_gets_a_single_phase_and_refuses_tagged_by_name() -> None:
-    (phase,) = resolve_phases(ToyTask(), NoPrefill(MODEL, None), spec())
+    (phase,) = resolve_phases(ToyTask(), NoPrefill(MODEL), spec())
     assert (phase.name, phase.cap, phase.stop, phase.opening) == ("output", 300, ("</answer>",), "")
     with pytest.raises(SpecError, match=r"run\.phases.*chat"):
-        resolve_phases(ToyTask(), NoPrefill(MODEL, None), spec("tagged"))
+        resolve_phases(ToyTask(), NoPrefill(MODEL), spec("tagged"))
 
 
 def test_single_can_be_asked_for() -> None:
-    (phase,) = resolve_phases(ToyTask(), Echo(MODEL, None), spec("single", max_new_tokens=77))
+    (phase,) = resolve_phases(ToyTask(), Echo(MODEL), spec("single", max_new_tokens=77))
     assert phase.cap == 77
 
 

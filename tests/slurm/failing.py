@@ -14,13 +14,11 @@ class FailsInRank(Echo):
     def __init__(
         self,
         model: ModelSpec,
-        quantization: object,
-        cache_dir: str | None = None,
         capacity: int = 16,
         seconds_per_token: float = 0.0,
         rank: int = 0,
     ) -> None:
-        super().__init__(model, quantization, cache_dir, capacity, seconds_per_token)
+        super().__init__(model, capacity, seconds_per_token)
         self.rank = rank
 
     def identity(self) -> dict[str, Any]:

@@ -32,14 +32,14 @@ from components.models.checkpoint import Checkpoint, cache_folder, prepare, reso
 from components.models.loading import embedding_size, load_model, refuse_tokenizer_beyond
 from components.models.tokenizer_loading import load_tokenizer
 from components.quantization.precision import Precision
-from pipeline.protocols import Capabilities, Generation, Prompt, Request
+from pipeline.protocols import Backend, Capabilities, Generation, Prompt, Request
 from pipeline.spec import ModelSpec, SpecError, require
 
 DECODERS = ("auto", "slots", "generate")
 _LOG = logging.getLogger(__name__)
 
 
-class HfBackend:
+class HfBackend(Backend):
     """Generates with a Transformers model on one device."""
 
     name = "hf"
@@ -88,6 +88,7 @@ class HfBackend:
         self._device = _device(device)
         self._spec = model
         self._quantization = quantization
+        self.quantization = quantization.name
         self._cache = cache_folder(cache_dir)
         self._batch_size = batch_size
         self._decoder = decoder
@@ -186,9 +187,6 @@ class HfBackend:
         """The trace is over: the decoder forgets what it has cached."""
         if self._queue is not None:
             self._queue.release(trace_id)
-
-    async def follow(self) -> None:
-        """There is one process only."""
 
     def _checkpoint(self) -> Checkpoint:
         if self._resolved is None:

@@ -1,6 +1,5 @@
 """Any service that speaks OpenAI's HTTP API: hosted ones, gateways, servers of one's own."""
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from components.backends.openai_api.answers import Answered
 from components.backends.openai_api.batch_api import BatchApi
 from components.backends.openai_api.bounds import probability_fields
-from components.backends.openai_api.dialect import APIS, EXTENSIONS, Dialect, spelled
+from components.backends.openai_api.dialect import APIS, EXTENSIONS, Dialect
 from components.backends.openai_api.endings import STOP_TEXTS, ending
 from components.backends.openai_api.pace import Limits, Pace
 from components.backends.openai_api.prefill import MODES, Findings, continues, question
@@ -22,8 +21,7 @@ from components.backends.openai_api.samples import Samples, Share
 from components.backends.openai_api.sender import Place, Sender
 from components.backends.openai_api.service import Connection
 from components.models.checkpoint import cache_folder
-from components.quantization.precision import Precision
-from pipeline.protocols import BackendLostError, Capabilities, Generation, Prompt, Request
+from pipeline.protocols import BackendLostError, Capabilities, Generation, Prompt, Request, spelled
 from pipeline.spec import ModelSpec, SpecError, require
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ class OpenAiBackend:
     def __init__(
         self,
         model: ModelSpec,
-        quantization: Precision,
         cache_dir: str | None = None,
         *,
         service: str,
@@ -64,7 +61,6 @@ class OpenAiBackend:
 
         Args:
             model: names the model in rows; its tokenizer writes the prompts of `api: completions`.
-            quantization: must be none: precision is the service's business.
             cache_dir: where findings about services and batches under way are kept.
             service: the backend's name in rows.
             deployment: the model's name at the service.
@@ -96,11 +92,8 @@ class OpenAiBackend:
         filters = filters or []
         known = set(filters) <= set(EXTENSIONS)
         require(known, "backend.filters", f"hold some of {EXTENSIONS}", filters)
-        plain = quantization.dtype is None
-        rule = f"be none with backend={service}, which is served in a precision of its own"
-        require(plain, "quantization", rule, quantization.dtype)
         require(bool(deployment), "backend.deployment", "name the service's model", deployment)
-        self.name = service
+        self.name, self.quantization = service, "none"
         self._deployment, self._endpoint, self._api_version = deployment, endpoint, api_version
         self._movable, self._prefill, self._stop_text = connection.movable, prefill, stop_text
         self._top, self._batch = top_logprobs, batch
@@ -130,13 +123,17 @@ class OpenAiBackend:
         self._tally = Tally()
         self._kept = KeptAnswers(Path(response_cache).expanduser()) if response_cache else None
         self._text = _prompt_text(model, self._cache) if api == "completions" else None
-        self._continues: bool | None = None
+        if self._text is not None:
+            self._continues: bool | None = prefill != "no"
+        else:
+            self._continues = None if prefill == "auto" else prefill == "yes"
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the service can do; with `prefill: auto` the first look asks it."""
+        """What the service can do, known once `discover` has been awaited."""
+        assert self._continues is not None, "discover() was not awaited"
         return Capabilities(
-            assistant_prefill=self._goes_on(),
+            assistant_prefill=self._continues,
             logprobs=self._top > 0,
             many_per_request=self._samples.together,
             filters=("top_p", *self._dialect.sends),
@@ -159,7 +156,7 @@ class OpenAiBackend:
             "backend.deployment": self._deployment,
             "backend.api": dialect.api,
             "backend.api_version": self._api_version,
-            "backend.prefill": self._goes_on(),
+            "backend.prefill": self._continues,
             "backend.stop_text": self._stop_text,
             "backend.seed": dialect.seed,
             "backend.extra_body": dict(dialect.extra),
@@ -286,18 +283,10 @@ class OpenAiBackend:
             backend_columns=extra,
         )
 
-    def _goes_on(self) -> bool:
-        if self._continues is None:
-            if self._text is not None:
-                self._continues = self._prefill != "no"
-            elif self._prefill != "auto":
-                self._continues = self._prefill == "yes"
-            else:
-                self._continues = self._found_out()
-        return self._continues
-
-    def _found_out(self) -> bool:
-        """Ask the service whether it goes on with a given turn, unless that is known."""
+    async def discover(self) -> None:
+        """With `prefill: auto`, ask the service if it goes on with a given turn, unless known."""
+        if self._continues is not None:
+            return
         findings = Findings(self._cache)
         where = {
             "service": self.name,
@@ -306,11 +295,10 @@ class OpenAiBackend:
             "api": self._dialect.api,
             "body": dict(self._dialect.prefill_extra) | dict(self._dialect.extra),
         }
-        known = findings.get(where)
-        if known is None:
-            known = asyncio.run(self._probe())
-            findings.put(where, known)
-        return known
+        self._continues = findings.get(where)
+        if self._continues is None:
+            self._continues = await self._probe()
+            findings.put(where, self._continues)
 
     async def _probe(self) -> bool:
         sender = self._make_sender()

@@ -1,11 +1,11 @@
 """Requests on the wire, and what a service turned out not to take."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.protocols import Message, Piece, Prompt, Request
+from pipeline.protocols import Message, Prompt, Request, spelled
 from pipeline.spec import Sampling
 
 APIS = ("chat", "completions", "responses")
@@ -168,8 +168,3 @@ def chat_messages(prompt: Prompt) -> list[dict[str, str]]:
 
 def _turn(message: Message) -> dict[str, str]:
     return {"role": message.role, "content": spelled(message.content)}
-
-
-def spelled(pieces: Sequence[Piece]) -> str:
-    """Text of pieces; a generation is its text and what followed."""
-    return "".join(p if isinstance(p, str) else p.spelled for p in pieces)

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 
 from components.backends.openai_api.answers import Said
-from components.backends.openai_api.dialect import spelled
-from pipeline.protocols import FinishReason, Request
+from pipeline.protocols import FinishReason, Request, spelled
 
 CLOSING = re.compile(r"</(\w+)>")
 KEPT, LEFT_OUT = "kept", "left_out"

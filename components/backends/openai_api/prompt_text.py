@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from components.backends.openai_api.dialect import spelled
 from components.decoding.chat_template import ChatTemplate
 from components.models.checkpoint import Checkpoint, prepare, resolve
 from components.models.tokenizer_loading import load_tokenizer
-from pipeline.protocols import Prompt
+from pipeline.protocols import Prompt, spelled
 from pipeline.spec import ModelSpec
 
 BETWEEN = "\n\n"

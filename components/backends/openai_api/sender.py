@@ -13,11 +13,11 @@ from openai import AsyncOpenAI
 
 from components.backends.openai_api.answers import Answered, decode, read
 from components.backends.openai_api.batch_api import BatchApi, BatchJobs
-from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError, spelled
+from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError
 from components.backends.openai_api.pace import Pace
 from components.backends.openai_api.retries import NO_MONEY, Attempts, GatewayError, Retry
 from components.backends.openai_api.service import Connection, Keys, client
-from pipeline.protocols import BackendLostError, Request
+from pipeline.protocols import BackendLostError, Request, spelled
 
 _LOG = logging.getLogger(__name__)
 REFUSALS = (400, 422)
