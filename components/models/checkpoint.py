@@ -12,7 +12,7 @@ from typing import Literal, NoReturn
 from components.models.adapters import CONFIG, base_of, is_adapter
 from components.models.architecture import architecture_of, brings_tokenizer
 from components.models.gguf_folder import folder_for
-from components.models.gguf_header import shards_of
+from components.models.gguf_header import read_header, shards_of
 from components.models.hashes import (
     adapter_hash,
     file_hash,
@@ -22,6 +22,7 @@ from components.models.hashes import (
     weights_hash,
 )
 from components.models.training_steps import Pick, pick
+from components.models.weight_files import chat_template_of, stored_dtype
 from pipeline.spec import ModelSpec, SpecError, require
 
 _LOG = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Checkpoint:
         step: the number that rows hold: 0 for a base model and for one outside a series.
         identity: what the files are, never where they lie. `weights`, `tokenizer` and, if there is
             one, `adapter` are each a hub commit or a SHA-256; `chat_template` is the hash of the
-            file that replaces the tokenizer's own template, or None.
+            file that replaces the tokenizer's own template, or None where it is the same text.
+        dtype: the type that the weights are stored in, or None if the files do not say.
         adapter: a LoRA adapter that is merged into the weights.
         architecture: a module to be imported before the model is loaded.
     """
@@ -65,6 +67,7 @@ class Checkpoint:
     tokenizer: Source
     step: int
     identity: Mapping[str, str | None]
+    dtype: str | None = None
     adapter: Source | None = None
     architecture: str | None = None
 
@@ -100,11 +103,12 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
     identity = {
         "weights": _identity(weights, weights_hash, cache),
         "tokenizer": _identity(tokenizer, tokenizer_hash, cache),
-        "chat_template": _template_identity(spec.chat_template, cache),
+        "chat_template": _template_identity(spec.chat_template, tokenizer, cache),
     }
     if adapter:
         identity["adapter"] = _identity(adapter, adapter_hash, cache)
-    return Checkpoint(weights, tokenizer, picked.step, identity, adapter, architecture)
+    dtype = _stored_dtype(weights)
+    return Checkpoint(weights, tokenizer, picked.step, identity, dtype, adapter, architecture)
 
 
 def prepare(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
@@ -264,7 +268,7 @@ def _snapshot(repository: str, revision: str | None, local_files_only: bool = Fa
     """The folder of a repository in the hub's cache, with at least its small configs."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", CONFIG, "tokenizer_config.json"]
+    patterns = ["config.json", CONFIG, "tokenizer_config.json", "chat_template.jinja"]
     return Path(
         snapshot_download(
             repository,
@@ -284,9 +288,26 @@ def _identity(source: Source, folder_hash: Callable[[Path, Path], str], cache: P
     return f"sha256:{content(Path(source.location), cache)}"
 
 
-def _template_identity(template: str | None, cache: Path) -> str | None:
+def _template_identity(template: str | None, tokenizer: Source, cache: Path) -> str | None:
+    """The hash of a template that is not the tokenizer's own."""
     if template is None:
         return None
     path = Path(template).expanduser()
     require(path.is_file(), "model.chat_template", "name an existing Jinja file", template)
-    return f"sha256:{file_hash(path, cache)}"
+    same = path.read_text(encoding="utf-8", errors="replace") == _own_template(tokenizer)
+    return None if same else f"sha256:{file_hash(path, cache)}"
+
+
+def _own_template(tokenizer: Source) -> str | None:
+    if tokenizer.kind == "gguf":
+        template = read_header(Path(tokenizer.location)).fields.get("tokenizer.chat_template")
+        return template if isinstance(template, str) else None
+    folder = local_folder(tokenizer)
+    return chat_template_of(folder) if folder else None
+
+
+def _stored_dtype(weights: Source) -> str | None:
+    if weights.kind == "gguf":
+        return "float32"  # of the folder that it is converted into
+    folder = local_folder(weights)
+    return stored_dtype(folder) if folder else None

@@ -6,13 +6,15 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from components.models.weight_files import read_json
 from pipeline.spec import SpecError, digest
 from pipeline.store.files import StoreError, write_atomically
 
 _SMALL = 1 << 20  # bytes; below this, reading is as fast as looking a hash up
 _SETTLED = 2.0  # seconds; a younger file may change again within one tick of its clock
 _TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "training_args", "scaler")
-_CONFIGS = ("config.json", "config.yaml", "generation_config.json", "adapter_config.json")
+_CONFIGS = ("config.json", "config.yaml")
+_GENERATION = "generation_config.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _TOKENIZER = (
     "tokenizer.json",
@@ -55,6 +57,8 @@ def file_hash(path: Path, cache: Path) -> str:
 def weights_hash(folder: Path, cache: Path) -> str:
     """One hash over the weight and config files of a model folder, without training state.
 
+    Of its generation config only the end-of-sequence ids count, since nothing else is used.
+
     Raises:
         SpecError: the folder holds no weights, or `cache` cannot be written.
     """
@@ -63,7 +67,13 @@ def weights_hash(folder: Path, cache: Path) -> str:
         rule = "name a folder that holds weights (*.safetensors, *.bin or *.pt)"
         raise SpecError(f"model.path must {rule}, got {str(folder)!r}")
     configs = _existing(folder, _CONFIGS)
-    return files_hash(folder, [*weights, *configs, *folder.glob("*.py")], cache)
+    content = files_hash(folder, [*weights, *configs, *folder.glob("*.py")], cache)
+    return digest([content, _end_ids(folder)])
+
+
+def _end_ids(folder: Path) -> object:
+    path = folder / _GENERATION
+    return read_json(path).get("eos_token_id") if path.is_file() else None
 
 
 def adapter_hash(folder: Path, cache: Path) -> str:

@@ -32,6 +32,28 @@ def tensor_names(folder: Path) -> frozenset[str]:
     return frozenset(names)
 
 
+def stored_dtype(folder: Path) -> str | None:
+    """The torch name of the type that a model folder says its weights are in, or None.
+
+    It is `dtype` in config.json (`torch_dtype` before Transformers 5), which is what Transformers
+    loads the weights in unless it is told another type.
+    """
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
+
+
+def chat_template_of(folder: Path) -> str | None:
+    """The chat template among a folder's tokenizer files, or None."""
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8", errors="replace")
+    path = folder / "tokenizer_config.json"
+    template = read_json(path).get("chat_template") if path.is_file() else None
+    return template if isinstance(template, str) else None
+
+
 def check_texts(folder: Path) -> None:
     """Refuse a folder with a file that is a Git LFS pointer, or a small JSON file that is broken.
 

@@ -78,6 +78,31 @@ def test_identity_ignores_what_training_left_beside_the_weights(tmp_path: Path) 
     assert resolve(model(folder), cache).identity == before
 
 
+def test_of_a_generation_config_only_the_ends_are_part_of_the_identity(tmp_path: Path) -> None:
+    folder, cache = write_model(tmp_path / "m"), tmp_path / "cache"
+    file = folder / "generation_config.json"
+    identities = []
+    for content in ({"eos_token_id": 2}, {"eos_token_id": 2, "temperature": 0.6}, {}):
+        file.write_text(json.dumps(content))
+        identities.append(resolve(model(folder), cache).identity)
+    assert identities[0] == identities[1] != identities[2]
+
+
+def test_a_copy_of_the_tokenizers_own_template_changes_nothing(tmp_path: Path) -> None:
+    cache, template = tmp_path / "cache", tmp_path / "t.jinja"
+    folder = write_model(tmp_path / "m")
+    config = {"chat_template": "{{ messages }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    own = resolve(model(folder), cache).identity
+    template.write_text("{{ messages }}")
+    assert resolve(model(folder, chat_template=str(template)), cache).identity == own
+    template.write_text("{{ messages }} ")
+    assert resolve(model(folder, chat_template=str(template)), cache).identity != own
+    (folder / "chat_template.jinja").write_text("{{ messages }} ")  # comes before the config's
+    same = resolve(model(folder, chat_template=str(template)), cache).identity
+    assert same == resolve(model(folder), cache).identity != own
+
+
 def test_a_template_file_is_part_of_the_identity(tmp_path: Path) -> None:
     folder, cache = write_model(tmp_path / "m"), tmp_path / "cache"
     (tmp_path / "a.jinja").write_text("a")

@@ -104,9 +104,13 @@ class HfBackend(Backend):
 
     def identity(self) -> dict[str, Any]:
         """Contents of checkpoint, tokenizer and template, precision, and how prompts are cut."""
+        checkpoint = self._checkpoint()
+        precision = self._quantization.identity()
+        if precision["dtype"] == "checkpoint":  # quantization=none is the type it was saved in
+            precision["dtype"] = checkpoint.dtype or "checkpoint"
         return {
-            **self._checkpoint().identity,
-            **self._quantization.identity(),
+            **checkpoint.identity,
+            **precision,
             "backend": self.name,
             "template_kwargs": dict(self._spec.template_kwargs),
             "max_length": self._spec.max_length,

@@ -419,6 +419,18 @@ def test_identity_says_what_a_row_is_and_not_how_it_was_made(
     assert len({json.dumps(base), *identities}) == 7
 
 
+def test_the_type_that_a_checkpoint_has_already_is_the_same_row(
+    tiny_llama: Maker, tmp_path: Path
+) -> None:
+    folder = tiny_llama()
+    assert backend(folder, dtype=None).identity() == backend(folder, dtype="float32").identity()
+    config = json.loads((folder / "config.json").read_text())
+    half = shutil.copytree(folder, tmp_path / "m")
+    (half / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert backend(half, dtype=None).identity() == backend(half, dtype="bfloat16").identity()
+    assert backend(half, dtype=None).identity() != backend(half, dtype="float32").identity()
+
+
 def test_a_preview_needs_no_weights(tiny_llama: Maker, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama(), tmp_path / "m")
     (folder / "config.json").unlink()
