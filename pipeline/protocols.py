@@ -5,14 +5,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from pipeline.spec import Sampling
+from pipeline.spec import Sampling, SpecError
 
-FinishReason = Literal["stop_token", "eos", "max_new_tokens", "other"]
+# `max_new_tokens` is the request's cap; `max_context` the model's positions or any other limit on
+# length that is not the cap; `other` whatever a service calls by another name.
+FinishReason = Literal["stop_token", "eos", "max_new_tokens", "max_context", "other"]
+TRUNCATED = ("max_new_tokens", "max_context")  # the model had not ended
 FILTERS = ("top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class BackendLostError(RuntimeError):
     """A backend cannot go on (refused key, refused setting): the run ends, finished rows stay."""
+
+
+class PromptTooLongError(SpecError):
+    """A prompt is longer than the model reads; requests with shorter prompts can be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,10 @@ class Generation:
     `entropies` (nats, full vocabulary) and `logprobs` hold one number per id, or are None where the
     backend cannot tell or was not asked. `ends[i]` is the length of the text (tail included) after
     id i. `prompt_cut` counts prompt tokens lost to `model.max_length`. A backend that sees no ids
-    leaves `token_ids` empty, sets `num_tokens`, and gives one logprob per generated token.
-    `backend_columns` are the backend's own columns of the row; pipeline/run/backend_columns.py says
-    how those of several phases join.
+    leaves `token_ids` empty, sets `num_tokens`, and gives one logprob per generated token. `error`
+    says why a generation could not be made, which is then empty. `backend_columns` are the
+    backend's own columns of the row; pipeline/run/backend_columns.py says how those of several
+    phases join.
     """
 
     token_ids: list[int]
@@ -80,7 +88,13 @@ class Generation:
     seconds: float = 0.0
     prompt_cut: int = 0
     num_tokens: int | None = None
+    error: str | None = None
     backend_columns: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit on length ended the text, not the model."""
+        return self.finish_reason in TRUNCATED
 
     @property
     def spelled(self) -> str:
@@ -279,6 +293,10 @@ class Backend(Protocol):
         """Make one generation. Cancelling the call drops the request.
 
         The same request gives the same text whatever runs beside it, as far as the backend can.
+
+        Raises:
+            PromptTooLongError: the prompt does not fit into the model's context.
+            BackendLostError: this request and every other would fail.
         """
         raise NotImplementedError
 

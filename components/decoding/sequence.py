@@ -84,7 +84,7 @@ class TokenSequence:
                 self.finish_reason = "stop_token"
             elif count == num_remaining:
                 self.finish_reason = (
-                    "max_new_tokens" if self.request.cap <= self._max_new else "other"
+                    "max_new_tokens" if self.request.cap <= self._max_new else "max_context"
                 )
         else:
             count = self._accept_end(candidates)

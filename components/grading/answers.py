@@ -35,12 +35,12 @@ def find(generations: Mapping[str, Generation]) -> Found:
 
     From its answer phase or from the first answer block of a single phase.
     """
-    capped = any(g.finish_reason == "max_new_tokens" for g in generations.values())
+    capped = any(g.truncated for g in generations.values())
     if ANSWER in generations:
         answer = generations[ANSWER]
         think = generations[THINK].text if THINK in generations else ""
         whole = f"{think}\n{answer.text}"
-        return Found(answer.text.strip(), answer.finish_reason != "max_new_tokens", capped, whole)
+        return Found(answer.text.strip(), not answer.truncated, capped, whole)
     output = generations[OUTPUT]
     text = output.spelled
     block = _ANSWER_BLOCK.search(text)

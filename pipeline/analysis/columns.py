@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from pipeline.analysis.row_files import parse
+from pipeline.protocols import TRUNCATED
 from pipeline.store.files import Row
 from pipeline.store.pass_names import PASS_NAMES
 
@@ -24,7 +25,7 @@ Text = str | None
 ABSENT = -1
 Array = np.ndarray[Any, Any]
 SECOND = ("pass2", "pass2c", "pass2b", "pass2a")  # which of them S0's table calls pass 2
-CAPPED = ("max_new_tokens", "length")
+CAPPED = (*TRUNCATED, "length")  # `length` is in rows of other programs
 UNANSWERED = ("no_answer", "truncated")
 
 

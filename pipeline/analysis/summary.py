@@ -13,7 +13,7 @@ from pipeline.store.run_record import read_record
 BY_PASS = [*POINT, "pass", "cue", "control"]
 # S0's names for the means of one pass, and our columns.
 ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}
-STOP_REASONS = ("stop_token", "eos", "max_new_tokens", "other", "unknown")
+STOP_REASONS = ("stop_token", "eos", "max_new_tokens", "max_context", "other", "unknown")
 STEP_COLUMNS = (
     *("n1S", "acc1S_pct", "acc1E_pct", "ent1", "t1", "a1", "soft1S", "soft1E"),
     *("n2S", "acc2S_pct", "acc2E_pct", "ent2", "t2", "a2", "soft2S", "soft2E"),

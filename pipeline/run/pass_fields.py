@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.protocols import Cue, Example, Generation, Phase
+from pipeline.protocols import Cue, Example, Generation, Phase, PromptTooLongError
 from pipeline.run.backend_columns import finite_mean, join_backend_columns
 from pipeline.run.markers import INJECTED, excerpt, find_markers
 from pipeline.spec import digest
@@ -16,6 +16,12 @@ from pipeline.spec import digest
 TAGS = re.compile(r"<(/?)(think|answer)>", re.IGNORECASE)
 TAG_ORDER = ["think", "/think", "answer", "/answer"]
 THINK_BLOCK = re.compile(r"<think>(.*?)(?:</think>|<answer>|\Z)", re.IGNORECASE | re.DOTALL)
+UNSCORED = (
+    "pred_answer",
+    "pred_answer_canon",
+    "is_correct_pred",
+    "is_correct_after_reconsideration",
+)
 ARRAYS = ("token_ids", "entropies", "logprobs", "token_ends")
 
 
@@ -146,7 +152,7 @@ def token_fields(phases: Sequence[Phase], generations: Sequence[Generation]) -> 
         fields["tokens_end_think"] = fields["tokens_think"]
     fields["finish_reason"] = generations[-1].finish_reason
     fields["prompt_tokens"] = generations[0].prompt_tokens
-    fields["prompt_cut"] = sum(generation.prompt_cut for generation in generations)
+    fields["prompt_cut"] = max(generation.prompt_cut for generation in generations)
     fields["tails"] = {p.name: g.tail for p, g in zip(phases, generations, strict=True) if g.tail}
     fields["seconds"] = round(sum(generation.seconds for generation in generations), 4)
     return fields
@@ -184,6 +190,23 @@ def build_pass(
     return fields | join_backend_columns(
         phases, generations, keep.arrays and keep.entropy == "full"
     )
+
+
+def not_made(error: PromptTooLongError) -> Generation:
+    """An empty generation that stands for one that could not be made."""
+    return Generation([], "", "other", entropies=[], logprobs=[], ends=[], error=str(error))
+
+
+def failure_fields(generations: Sequence[Generation]) -> dict[str, Any]:
+    """What a pass holds instead of a score if a generation of it could not be made, else nothing.
+
+    `answer_status` is `failed` and `error` says why; whether the answer is right is not known.
+    """
+    error = next((generation.error for generation in generations if generation.error), None)
+    if error is None:
+        return {}
+    fields: dict[str, Any] = {"answer_status": "failed", "error": error}
+    return fields | dict.fromkeys(UNSCORED) | {"valid_tag_structure": False}
 
 
 def generations_of(fields: dict[str, Any], phases: Sequence[Phase]) -> list[Generation]:

@@ -1,12 +1,14 @@
 """What happens to one (example, sample): its phases, then every cue. The only two-pass code."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.protocols import (
     Backend,
+    BackendLostError,
     Cue,
     Example,
     Generation,
@@ -14,6 +16,7 @@ from pipeline.protocols import (
     Message,
     Phase,
     Prompt,
+    PromptTooLongError,
     Request,
     Task,
 )
@@ -24,17 +27,21 @@ from pipeline.run.pass_fields import (
     build_pass,
     cue_hash,
     cue_prefix,
+    failure_fields,
     generations_of,
+    not_made,
 )
 from pipeline.run.phases import assistant_turn
 from pipeline.run.seeds import row_seed
 from pipeline.spec import RunSpec
-from pipeline.store.files import Row
+from pipeline.store.files import Row, StoreError
 from pipeline.store.journal import PASS1, Entry, Journal
-from pipeline.store.pass_names import name_passes, stored_passes
+from pipeline.store.pass_names import Fields, name_passes, stored_passes
 from pipeline.store.rows import Key
 
 Passed = Sequence[Generation]
+Outcome = TypeVar("Outcome")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -59,7 +66,7 @@ class Trace:
         """The key of the row that this trace makes."""
         return Key(self.example.id, self.sample)
 
-    async def run(self) -> dict[str, Any]:
+    async def run(self) -> Fields:
         """Every pass of this trace as pass objects by name.
 
         `pass1`, then one per cue in the spec's order.
@@ -69,11 +76,11 @@ class Trace:
         passes = {"pass1": await self._finish(first, None)}
         prior = first if self.shown is None else await self.shown(first)
         stored = {p["cue_hash"]: p for p in stored_passes(self.row)}
-        made = await asyncio.gather(
-            *(self._again(prompt, prior, cue, passes["pass1"], stored) for cue in self.cues)
+        later = await _all_of(
+            [self._again(prompt, prior, cue, passes["pass1"], stored) for cue in self.cues]
         )
-        extra = [p for h, p in stored.items() if h not in {cue_hash(c) for c in self.cues}]
-        return passes | name_passes([*made, *extra])
+        asked = {cue_hash(cue) for cue in self.cues}
+        return passes | name_passes(later + [p for h, p in stored.items() if h not in asked])
 
     async def _first(self, prompt: Prompt) -> Passed:
         if self.row is not None:
@@ -85,17 +92,18 @@ class Trace:
         prompt: Prompt,
         prior: Passed,
         cue: Cue,
-        pass1: dict[str, Any],
-        stored: dict[str, dict[str, Any]],
-    ) -> dict[str, Any]:
+        pass1: Fields,
+        stored: dict[str, Fields],
+    ) -> Fields:
         """One reconsideration.
 
-        Pass 1's turn, the cue as the user's turn, the cue forced into the reasoning.
+        The prompt goes on with pass 1's turn and the cue as the user's next turn; the cue also
+        opens the reasoning.
         """
         if cue_hash(cue) in stored:
             return stored[cue_hash(cue)]
-        said = Message("assistant", (*prompt.prefill, *assistant_turn(self.phases, prior)))
-        messages = (*prompt.messages, said, Message("user", (cue.text,)))
+        turn = Message("assistant", (*prompt.prefill, *assistant_turn(self.phases, prior)))
+        messages = (*prompt.messages, turn, Message("user", (cue.text,)))
         again = await self._pass(Prompt(messages, prompt.prefill), cue)
         fields = await self._finish(again, cue)
         fields["prev_output"] = assemble(self.phases, prior, "").text
@@ -105,14 +113,28 @@ class Trace:
         return fields
 
     async def _pass(self, prompt: Prompt, cue: Cue | None) -> Passed:
-        """All phases of one pass, each continuing from the exact ids of those before it."""
+        """All phases of one pass, each continuing from the exact ids of those before it.
+
+        A pass 2 whose prompt is too long for the model ends with empty generations that say so.
+        """
         generations: list[Generation] = []
         prefix = cue_prefix(cue) if self._prefills else ""
         for phase in self.phases:
             turn = assistant_turn(self.phases, generations, prefix) if self._prefills else ()
-            whole = Prompt(prompt.messages, (*prompt.prefill, *turn))
-            generations.append(await self._ask(whole, phase, cue))
+            continued = Prompt(prompt.messages, (*prompt.prefill, *turn))
+            try:
+                generations.append(await self._ask(continued, phase, cue))
+            except PromptTooLongError as error:
+                if cue is None:
+                    raise
+                _LOG.warning("%s, cue %s, phase %s: %s", self._label, cue.name, phase.name, error)
+                num_left = len(self.phases) - len(generations)
+                return generations + [not_made(error) for _ in range(num_left)]
         return generations
+
+    @property
+    def _label(self) -> str:
+        return f"{self.example.id}, sample {self.sample}"
 
     @property
     def _prefills(self) -> bool:
@@ -120,15 +142,18 @@ class Trace:
 
     async def _ask(self, prompt: Prompt, phase: Phase, cue: Cue | None) -> Generation:
         entry = Entry(self.key, cue_hash(cue) if cue else PASS1, phase.name)
-        known = self.journal.get(entry)
-        if known is not None:
-            return known
+        journalled = self.journal.get(entry)
+        if journalled is not None:
+            return journalled
         request = self._request(prompt, phase, cue)
         async with self.budget.aside(self.backend, request) as made:
             generation = await self.backend.generate(request)
             self.journal.put(entry, generation)
             made.append(generation)
         await self.journal.synced()
+        if generation.prompt_cut:
+            cut = "%s, phase %s: model.max_length cut %d tokens off the prompt"
+            _LOG.info(cut, self._label, phase.name, generation.prompt_cut)
         return generation
 
     def _request(self, prompt: Prompt, phase: Phase, cue: Cue | None) -> Request:
@@ -147,16 +172,43 @@ class Trace:
             entropy=self.spec.run.entropy != "none",
         )
 
-    async def _finish(self, generations: Passed, cue: Cue | None) -> dict[str, Any]:
-        """Score a pass, off the event loop, and build its fields."""
+    async def _finish(self, generations: Passed, cue: Cue | None) -> Fields:
+        """The fields of a pass, built and scored off the event loop: both may take their time."""
         if cue is None and self.row is not None:
             return dict(self.row["pass1"])
+        return await asyncio.to_thread(self._fields, generations, cue)
+
+    def _fields(self, generations: Passed, cue: Cue | None) -> Fields:
         keep = Keep(self.spec.run.entropy, self.spec.run.arrays)
-        fields: dict[str, Any] = {"prev_output": None}
+        fields: Fields = {"prev_output": None}
         fields |= build_pass(self.example, self.phases, generations, cue, keep, self._prefills)
+        failed = failure_fields(generations)
+        if failed:
+            return fields | failed
         by_phase = {p.name: g for p, g in zip(self.phases, generations, strict=True)}
-        fields |= await asyncio.to_thread(self.task.score, self.example, by_phase)
+        fields |= self.task.score(self.example, by_phase)
         right = fields.get("is_correct_pred")
         marked = fields["has_reconsider_cue"]
         fields["is_correct_after_reconsideration"] = None if right is None else marked and right
         return fields
+
+
+async def _all_of(work: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
+    """The results of coroutines that run side by side.
+
+    An error is raised once all of them have ended, so that what the others finish is journalled and
+    not asked for again. Only an error that ends the whole run cancels them.
+    """
+    tasks = [asyncio.create_task(one) for one in work]
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                if isinstance(task.exception(), BackendLostError | StoreError):
+                    task.result()
+        return [task.result() for task in tasks]
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

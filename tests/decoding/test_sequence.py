@@ -72,4 +72,4 @@ def test_ids_taken_together_make_the_row_of_ids_taken_alone(seed: int) -> None:
 def test_all_reasons_come_up_in_the_cases_above() -> None:
     cases = [case(seed)[:2] for seed in range(300)]
     reasons = {run(row(*settings, []), ids, [4] * 60).finish_reason for ids, settings in cases}
-    assert reasons == {"eos", "stop_token", "max_new_tokens", "other"}
+    assert reasons == {"eos", "stop_token", "max_new_tokens", "max_context"}

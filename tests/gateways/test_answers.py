@@ -9,7 +9,7 @@ import pytest
 
 from components.backends.openai_api.bounds import lower_bound
 from components.backends.openai_api.retries import GatewayError
-from pipeline.protocols import BackendLostError, Group, Message, Prompt
+from pipeline.protocols import BackendLostError, Group, Message, Prompt, PromptTooLongError
 from pipeline.spec import Sampling
 from tests.gateways.asking import answer, ask, backend, request
 from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving
@@ -65,6 +65,9 @@ def test_text_reasoning_refusals_and_filters(
         ("<answer>4</answer> and more", "stop", ..., ("<answer>4", "</answer>", "stop_token")),
         ("4", "stop", ..., ("4", "", "eos")),
         ("<answer>4", "length", ..., ("<answer>4", "", "max_new_tokens")),
+        ("<answer>4", "model_length", ..., ("<answer>4", "", "max_context")),
+        ("<answer>4", "model_context_window_exceeded", ..., ("<answer>4", "", "max_context")),
+        ("<answer>4", "MAX_TOKENS", ..., ("<answer>4", "", "max_context")),
         ("<answer>4", "content_filter", ..., ("<answer>4", "", "other")),
     ],
 )
@@ -223,6 +226,22 @@ def test_a_cap_that_is_too_large_fails_its_row_and_keeps_its_name(
         found = ask(backend(service.url, tmp_path), request("a"), request("b"))
         assert all("max_tokens" in seen.body for seen in service.seen) and len(service.seen) == 2
     assert isinstance(found[0], GatewayError) and not isinstance(found[1], BaseException)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        refusal("too long", "messages", "context_length_exceeded"),
+        refusal("This model's maximum context length is 8 tokens; your prompt has 9"),
+        refusal("request (9 tokens) exceeds the available context size (8 tokens)"),
+    ],
+)
+def test_a_prompt_that_exceeds_the_context_is_told_from_other_refusals(
+    tmp_path: Path, error: dict[str, Any]
+) -> None:
+    with serving(Reply(error, 400), Reply(refusal("no such role"), 400)) as service:
+        too_long, other = ask(backend(service.url, tmp_path), request("a"), request("b"))
+    assert isinstance(too_long, PromptTooLongError) and isinstance(other, GatewayError)
 
 
 def test_a_filter_that_must_be_off_in_another_way_is_left_out(tmp_path: Path) -> None:

@@ -32,7 +32,14 @@ from components.models.checkpoint import Checkpoint, cache_folder, prepare, reso
 from components.models.loading import embedding_size, load_model, refuse_tokenizer_beyond
 from components.models.tokenizer_loading import load_tokenizer
 from components.quantization.precision import Precision
-from pipeline.protocols import Backend, Capabilities, Generation, Prompt, Request
+from pipeline.protocols import (
+    Backend,
+    Capabilities,
+    Generation,
+    Prompt,
+    PromptTooLongError,
+    Request,
+)
 from pipeline.spec import ModelSpec, SpecError, require
 
 DECODERS = ("auto", "slots", "generate")
@@ -251,12 +258,13 @@ class HfBackend(Backend):
         """Refuse a prompt that the model cannot read: too long, or with ids beyond its embedding.
 
         Raises:
+            PromptTooLongError: the prompt fills the model's positions.
             SpecError: names the config key and both sizes.
         """
         assert self._limits is not None
         context = self._limits.context
         if context is not None and len(ids) >= context:
-            raise SpecError(
+            raise PromptTooLongError(
                 f"model.max_length must be below {context}, the positions that the model has, for "
                 f"prompts such as this one of {len(ids)} tokens; it is {self._spec.max_length}"
             )

@@ -1,12 +1,15 @@
 """What services answer: three response shapes, and the many ways in which they are filled."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.protocols import FinishReason
 
+# A service's own word for a limit on length, such as `model_length` or `context_window_exceeded`.
+LENGTH_LIMIT = re.compile(r"length|context|token|window", re.IGNORECASE)
 ENDINGS: dict[str | None, FinishReason] = {
     "stop": "eos",
     "completed": "eos",
@@ -16,6 +19,13 @@ ENDINGS: dict[str | None, FinishReason] = {
     "max_tokens": "max_new_tokens",
     "max_output_tokens": "max_new_tokens",
 }
+
+
+def finish_reason(reason: str | None) -> FinishReason:
+    """Our word for a service's."""
+    if reason is not None and reason not in ENDINGS and LENGTH_LIMIT.search(reason):
+        return "max_context"
+    return ENDINGS.get(reason, "other")
 
 
 IMPOSSIBLE = -9999.0  # what OpenAI writes
@@ -114,7 +124,7 @@ def _choice(choice: Mapping[str, Any]) -> Said:
     matched = choice.get("stop_reason")
     return Said(
         text=_flat(content),
-        ending=ENDINGS.get(reason, "other"),
+        ending=finish_reason(reason),
         matched=matched if isinstance(matched, str) else None,
         tells_stop="stop_reason" in choice,
         tokens=_tokens(choice.get("logprobs")),
@@ -197,7 +207,7 @@ def _response(value: Mapping[str, Any]) -> Said:
         extra["ended_by"] = reason
     if not texts:
         _explain_null(extra, "stop" if reason == "completed" else reason)
-    return Said("".join(texts), ENDINGS.get(reason, "other"), tokens=tokens or None, extra=extra)
+    return Said("".join(texts), finish_reason(reason), tokens=tokens or None, extra=extra)
 
 
 def normal_usage(usage: Mapping[str, Any]) -> dict[str, Any]:

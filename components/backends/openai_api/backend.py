@@ -21,7 +21,15 @@ from components.backends.openai_api.samples import Samples, Share
 from components.backends.openai_api.sender import Place, Sender
 from components.backends.openai_api.service import Connection
 from components.models.checkpoint import cache_folder
-from pipeline.protocols import BackendLostError, Capabilities, Generation, Prompt, Request, spelled
+from pipeline.protocols import (
+    BackendLostError,
+    Capabilities,
+    Generation,
+    Prompt,
+    PromptTooLongError,
+    Request,
+    spelled,
+)
 from pipeline.spec import ModelSpec, SpecError, require
 
 if TYPE_CHECKING:
@@ -218,6 +226,7 @@ class OpenAiBackend:
         """One answer, from the cache where one is kept.
 
         Raises:
+            PromptTooLongError: the service says that the prompt exceeds the model's context.
             GatewayError: the request failed for good; the message holds no key.
             BackendLostError: so would every other.
         """
@@ -241,7 +250,12 @@ class OpenAiBackend:
 
     async def _ask(self, request: Request, count: Callable[[], int]) -> Answered:
         text = self._text.of(request.prompt) if self._text else None
-        return await self._sender.ask(request, count, text)
+        try:
+            return await self._sender.ask(request, count, text)
+        except GatewayError as error:
+            if error.is_context_exceeded:
+                raise PromptTooLongError(f"{self.name}: {error}") from None
+            raise
 
     def _cache_key(self, request: Request) -> str | None:
         if self._kept is None:

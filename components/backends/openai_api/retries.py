@@ -3,6 +3,7 @@
 import asyncio
 import email.utils
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,13 @@ from pipeline.spec import require
 
 T = TypeVar("T")
 TRANSIENT = (408, 409, 429)
+CONTEXT_STATUSES = (400, 413, 422)
+CONTEXT_CODES = ("context_length_exceeded", "exceed_context_size_error")
+CONTEXT_WORDS = re.compile(
+    r"maximum context length|context (?:length|size|window).{0,40}exceed"
+    r"|exceeds?.{0,40}context (?:length|size|window)|prompt is too long",
+    re.IGNORECASE,
+)
 NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 
 
@@ -58,6 +66,14 @@ class GatewayError(RuntimeError):
         """Keep all four."""
         super().__init__(message)
         self.status, self.parameter, self.code = status, parameter, code
+
+    @property
+    def is_context_exceeded(self) -> bool:
+        """Whether the service says that the prompt does not fit into the model's context."""
+        about_the_cap = self.parameter not in (None, "messages", "prompt", "input")
+        if self.status not in CONTEXT_STATUSES or about_the_cap:
+            return False
+        return self.code in CONTEXT_CODES or bool(CONTEXT_WORDS.search(str(self)))
 
 
 @dataclass(slots=True)

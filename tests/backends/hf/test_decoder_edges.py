@@ -108,7 +108,7 @@ def test_a_row_at_the_last_position_lets_its_batch_go_on(
     folder = tiny("gpt2", smollm2, tmp_path, max_position_embeddings=96)
     asked = [ask(text, n, cap=300) for n, text in enumerate(("hill " * 30, "a", "red bird"))]
     rows = decode(backend(folder, decoder=decoder, slots=3, batch_size=3), asked)
-    assert {row.finish_reason for row in rows} == {"other"}
+    assert {row.finish_reason for row in rows} == {"max_context"}
     assert {row.prompt_tokens + len(row.token_ids) for row in rows} == {96}
 
 

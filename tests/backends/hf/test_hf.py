@@ -261,7 +261,7 @@ def test_a_row_at_the_end_of_the_models_positions_ends_as_other(
 ) -> None:
     folder = tiny_llama(max_position_embeddings=64)
     row = answers(backend(folder, decoder=decoder), [request(0, cap=100)])[0]
-    assert row.finish_reason == "other" and row.prompt_tokens + len(row.token_ids) == 64
+    assert row.finish_reason == "max_context" and row.prompt_tokens + len(row.token_ids) == 64
     with pytest.raises(SpecError, match=r"model\.max_length must be below 64"):
         answers(backend(folder, decoder=decoder), [request(0, "word " * 100)])
     cut = answers(backend(folder, decoder=decoder, max_length=40), [request(0, "word " * 100)])[0]
