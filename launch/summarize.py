@@ -1,33 +1,42 @@
 """Numbers from finished rows: `python launch/summarize.py outputs/...`.
 
-Prints seed S0's table by step, then what each run's passes, samples, cues and entropies say. Any
-number of run folders, row files and folders of the original's runs can be given; rows are read as a
-stream. Tables go to CSV files with --save_csv, --per_example_csv and --csv_dir.
+Prints a table by step, then what each run's passes, samples, cues and entropies say (they are
+explained in docs/numbers.md). Any number of run folders, row files and folders of older runners can
+be given; rows are read as a stream. Tables go to CSV files with --save_csv, --per_example_csv and
+--csv_dir.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
 from launch.config.command_line import ended
+from launch.reporting import cells
+from launch.reporting.plain import plain
 from launch.rows.regrade import regrade
 from launch.rows.stored_task import StoredTasks
 from pipeline.analysis import summary
 from pipeline.analysis.columns import Judge
 from pipeline.analysis.filters import Variants, capped, write_filtered
 from pipeline.analysis.row_files import find
-from pipeline.analysis.table import Table, load
+from pipeline.analysis.table import POINT, Table, load
 from pipeline.spec import SpecError, require
 
 JUDGES = {"none": None, "substring": summary.by_substring, "exact": summary.by_equality}
+WIDTH = 100  # characters of a terminal
+KEYS = (*POINT, "pass", "cue", "k", "quartile", "by")
 TITLES = {
-    "passes": "Passes, standard errors clustered by example",
-    "at_k": "k samples",
-    "flips": "Flips from pass 1 (McNemar's exact p)",
+    "steps": "By step: S over samples, E over examples; a missing verdict counts as wrong",
+    "stops": "Stop reasons (shares of samples), markers, means of tokens",
+    "verdicts": "Verdicts in the rows, and those given again",
+    "passes": "Passes: means over samples, standard errors clustered by example",
+    "at_k": "k samples: means over examples and their standard errors",
+    "flips": "Flips from pass 1: means over samples; p with samples of an example together",
     "entropy_odds": "Odds ratio of success per standard deviation of pass-1 entropy",
     "entropy_quartiles": "Accuracy by quartile of entropy",
     "shifts": "Spontaneous shifts in pass 1",
@@ -36,16 +45,19 @@ TITLES = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; S0's flags keep their names."""
+    """The command line; flags of the original summary keep their names."""
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
     add("results_root", nargs="+", help="run folders, folders above them, or row files")
     add("--split", help="only files with this in their name")
+    add("--by", nargs="+", default=[], metavar="COLUMN", help="group by columns of the data too")
+    add("--table", nargs="+", choices=TITLES, metavar="NAME", help=f"only {', '.join(TITLES)}")
+    add("--wide", action="store_true", help=f"do not fold tables to {WIDTH} columns")
     add("--k", type=int, nargs="+", help="k of avg@k, pass@k and maj@k; default: 1, 2, 4 ...")
-    add("--save_csv", type=Path, help="S0's table by step")
-    add("--per_example_csv", type=Path, help="S0's table by example")
+    add("--save_csv", type=Path, help="the table by step")
+    add("--per_example_csv", type=Path, help="a table by example")
     add("--csv_dir", type=Path, help="a folder for every table as CSV")
     add(
         "--recompute",
@@ -96,7 +108,7 @@ def main(line: Sequence[str] | None = None) -> int:
 def summarize(given: argparse.Namespace) -> None:
     """Read, leave out, judge again where asked, and print."""
     found = find(given.results_root, given.split)
-    table = filtered(load(found, judge(given)).with_rows(), given)
+    table = filtered(load(found, judge(given), by=given.by).with_rows(), given)
     if given.recompute is not None:
         table = regrade(table, tasks_of(given))
     report(table, given)
@@ -123,7 +135,7 @@ def judge(given: argparse.Namespace) -> Judge | None:
 def filtered(table: Table, given: argparse.Namespace) -> Table:
     """The rows that count; writes filtered files where asked.
 
-    As in S0 a cap does not touch the numbers when copies are written, unless
+    As in the original summary a cap does not touch the numbers when copies are written, unless
     --aggregate_from_filtered.
     """
     if given.aggregate_from_filtered and not given.write_filtered_to:
@@ -184,17 +196,35 @@ def report(table: Table, given: argparse.Namespace) -> None:
         write_csv(summary.examples(table), given.per_example_csv)
     if given.csv_dir:
         for name, frame in ({"steps": steps} | tables).items():
+            if name == "verdicts" and frame.empty:
+                continue
             write_csv(frame, given.csv_dir / f"{name}.csv")
     counts = f"{len(table.rows)} rows in {len(table.files)} files"
     print(f"{counts}; {table.broken} broken lines, {table.superseded} superseded")
-    show("By step", steps)
-    show("Stop reasons, markers, tokens", summary.stops(table))
-    for name, frame in tables.items():
-        show(TITLES[name], frame)
+    if given.recompute is None and given.recompute_correctness == "none":
+        for note in several_graders(table):
+            print(note)
+    printed = {"steps": steps, "stops": summary.stops(table)} | tables
+    for name, frame in printed.items():
+        if given.table is None or name in given.table:
+            show(TITLES[name], frame, given.wide)
+
+
+def several_graders(table: Table) -> Iterator[str]:
+    """A sentence for every point whose rows were judged by several graders."""
+    counts = summary.graders(table)
+    for (run, step), lines in counts.groupby(["run", "step"], observed=True, sort=True):
+        if len(lines) > 1:
+            pairs = zip(lines["rows"], lines["grader"], strict=True)
+            judged = ", ".join(f"{rows} by {grader}" for rows, grader in pairs)
+            yield (
+                f"WARNING: several graders judged the rows of {run}, step {step} ({judged}); "
+                "an accuracy over them means nothing: --recompute judges all by the run's settings"
+            )
 
 
 def tables_of(table: Table, ks: Sequence[int] | None) -> dict[str, pd.DataFrame]:
-    """Every table but S0's. SpecError without the libraries for statistics."""
+    """Every table but those by step. SpecError without the libraries for statistics."""
     try:
         from pipeline.analysis import estimates
         from pipeline.analysis.at_k import at_k
@@ -204,6 +234,7 @@ def tables_of(table: Table, ks: Sequence[int] | None) -> dict[str, pd.DataFrame]
             "pip install 'rethink-pipeline[stats]'"
         ) from error
     return {
+        "verdicts": summary.verdicts(table),
         "passes": estimates.passes(table),
         "at_k": at_k(table, ks),
         "flips": estimates.flips(table),
@@ -220,17 +251,53 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     frame.to_csv(path, index=False)
 
 
-def show(title: str, frame: pd.DataFrame) -> None:
-    """Print a table without the columns that say nothing."""
+def show(title: str, frame: pd.DataFrame, wide: bool = False) -> None:
+    """Print a table without the columns that say nothing, errors beside their values.
+
+    What is wider than `WIDTH` goes on below, its first columns repeated, unless `wide`.
+    """
     useful = frame.dropna(axis=1, how="all")
-    constant = [n for n in ("run", "task", "model", "temperature") if _constant(useful, n)]
+    constant = [
+        n for n in ("run", "task", "model", "temperature", "control") if _constant(useful, n)
+    ]
     useful = useful.drop(columns=constant)
-    if "run" in useful:
-        names = useful["run"].astype(str)
-        useful["run"] = names.where(names != names.shift(), "")  # once for all its lines
-    if len(useful):
-        text = useful.to_string(index=False, na_rep="-", float_format=lambda value: f"{value:.4g}")
-        print(f"\n{title}\n{text}")
+    if not len(useful):
+        return
+    names = [str(name) for name in useful if not cells.is_beside(str(name), useful)]
+    names.sort(key=lambda name: name not in KEYS)
+    lines = list(plain(useful))
+    columns = [
+        [cells.heading(name), *(cells.text(name, cells.cell(line, name)) for line in lines)]
+        for name in names
+    ]
+    for number, (name, column) in enumerate(zip(names, columns, strict=True)):
+        if name == "run":  # once for all its lines
+            columns[number] = [t if t != above else "" for above, t in pairwise(["", *column])]
+    keys = sum(name in KEYS for name in names)
+    print(f"\n{title}")
+    print("\n\n".join(blocks(columns, keys, None if wide else WIDTH)))
+
+
+def blocks(columns: Sequence[Sequence[str]], keys: int, width: int | None) -> Iterator[str]:
+    """Lines of columns, as many beside each other as fit `width`; the first `keys` are repeated."""
+    aligned = [_aligned(column, left=number < keys) for number, column in enumerate(columns)]
+    rest = aligned[keys:]
+    while True:
+        block = aligned[:keys]
+        while rest and (len(block) == keys or width is None or _width([*block, rest[0]]) <= width):
+            block.append(rest.pop(0))
+        yield "\n".join("  ".join(line).rstrip() for line in zip(*block, strict=True))
+        if not rest:
+            return
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    return sum(len(column[0]) + 2 for column in columns) - 2
+
+
+def _aligned(column: Sequence[str], left: bool) -> list[str]:
+    width = max(map(len, column))
+    return [text.ljust(width) if left else text.rjust(width) for text in column]
 
 
 def _constant(frame: pd.DataFrame, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from launch.config.compose import build_backend, build_point, to_spec
 from launch.run import run_points
 from launch.summarize import main
 from tests.analysis.test_summary import ROWS
-from tests.fakes.configs import composed
+from tests.fakes.configs import ROOT, composed
 from tests.fakes.stored_rows import one, row, write_rows
 
 # tests/analysis/test_summary.py works out every number of this table.
@@ -233,3 +234,136 @@ def test_a_file_without_a_row_is_refused_rather_than_summed_up(
     assert main([str(path)]) == 2
     said = capsys.readouterr().err
     assert f"no row with a pass in {path} (lines that are no JSON object: 1)" in said
+
+
+def graded_run(root: Path, *line: str) -> Path:
+    """Rows of `task=qa` with the echo backend, as a run leaves them."""
+    words = ["task=qa", "backend=echo", "run.limit=4", *line]
+    config = composed(*words, f"run.root={root}")
+    spec = to_spec(config)
+    backend = build_backend(spec)
+    point = build_point(spec, backend, words, {})
+    assert run_points([point], backend, {point.folder: config}) == 0
+    return point.rows_path
+
+
+def test_recompute_goes_by_the_runs_own_settings_not_by_the_tasks_defaults(tmp_path: Path) -> None:
+    path = graded_run(tmp_path / "runs", "task.grader=exact")
+    rows = [json.loads(line) for line in path.open()]
+    for one_row in rows:  # an answer that `contains`, the default of conf/task/qa.yaml, accepts
+        one_row["pass1"]["output"] = f"It is {one_row['gold_answer']}, I think."
+        one_row["pass1"]["segments"] = {"output": [0, len(one_row["pass1"]["output"])]}
+        one_row["pass1"]["is_correct_pred"] = False
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert counted(tmp_path)["acc1S_pct"] == "0.0"
+    assert counted(tmp_path, "--recompute")["acc1S_pct"] == "0.0"
+    assert counted(tmp_path, "--recompute", "task.grader=contains")["acc1S_pct"] == "100.0"
+    assert counted(tmp_path, "--recompute", "qa")["acc1S_pct"] == "100.0"
+    assert counted(tmp_path, "--recompute", "qa", "task.grader=exact")["acc1S_pct"] == "0.0"
+
+
+@pytest.mark.parametrize("line", [["--recompute", "math"], ["--recompute_correctness", "exact"]])
+def test_recorded_and_new_verdicts_stand_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: list[str]
+) -> None:
+    def said(answer: str, right: bool) -> dict[str, Any]:
+        output = f"<think>I think</think>\n<answer>{answer}</answer>"
+        stopped = {"stop_reason_think": "stop_token", "stop_reason_answer": "stop_token"}
+        canon = {"pred_answer": answer, "pred_answer_canon": answer, "is_correct_pred": right}
+        return {"output": output} | canon | stopped
+
+    gold = {"gold_answer": "5", "gold_answer_canon": "5"}
+    rows = [
+        row("a", 0, said("5", False), said("5", False), **gold),
+        row("b", 0, said("4", True), said("5", False), **gold),
+        row("c", 0, said("5", True), said("5", True), **gold),
+    ]
+    written(tmp_path, rows)
+    assert main([str(tmp_path / "runs"), "--csv_dir", str(tmp_path / "csv"), *line]) == 0
+    lines = (tmp_path / "csv/verdicts.csv").read_text().splitlines()
+    assert lines[0].endswith("rows,accuracy_recorded,accuracy_again,right_to_wrong,wrong_to_right")
+    numbers = [line.split(",")[-5:] for line in lines[1:]]
+    assert numbers == [["3", "0.6666666666666666", "0.6666666666666666", "1", "1"]] + [
+        ["3", "0.3333333333333333", "1.0", "0", "2"]
+    ]
+    assert "accuracy, recorded %" in capsys.readouterr().out
+    # `improved` follows the new verdicts: b alone.
+    assert counted(tmp_path, *line)["impS_pct"] == "33.333333333333336"
+
+
+def test_rows_of_several_graders_are_told_until_one_judges_them_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graders = ["exact", {"name": "contains"}, "exact"]
+    rows = [row(f"p{i}", 0, one(True), grader=g) for i, g in enumerate(graders)]
+    written(tmp_path, rows)
+    assert main([str(tmp_path / "runs")]) == 0
+    said = capsys.readouterr().out
+    assert "several graders judged the rows of runs, step 0 " in said
+    assert "2 by exact" in said and '1 by {"name": "contains"}' in said
+    assert main([str(tmp_path / "runs"), "--recompute_correctness", "exact"]) == 0
+    assert "WARNING" not in capsys.readouterr().out
+    written(tmp_path, rows[::2])
+    assert main([str(tmp_path / "runs")]) == 0
+    assert "WARNING" not in capsys.readouterr().out
+
+
+def test_rows_are_grouped_by_a_column_of_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        row(f"p{i}", s, one(i % 2 == s % 2), one(True), metadata={"subject": "ab"[i % 2], "n": i})
+        for i in range(6)
+        for s in range(2)
+    ]
+    rows += [row("q", 0, one(True), subject="top"), row("r", 0, one(True), metadata=None)]
+    written(tmp_path, rows)
+    folder = tmp_path / "csv"
+    assert main([str(tmp_path / "runs"), "--by", "subject", "--csv_dir", str(folder)]) == 0
+    lines = [line.split(",") for line in (folder / "passes.csv").read_text().splitlines()]
+    groups = [(line[5], line[6], line[9]) for line in lines[1:]]
+    assert lines[0][5:7] == ["subject", "pass"]
+    expected = [("a", "pass1", "6"), ("a", "pass2", "6"), ("b", "pass1", "6"), ("b", "pass2", "6")]
+    assert groups == [*expected, ("top", "pass1", "1"), ("", "pass1", "1")]
+    assert "subject" in (folder / "at_k.csv").read_text().splitlines()[0]
+    assert main([str(tmp_path / "runs"), "--by", "colour"]) == 2
+    said = capsys.readouterr().err
+    assert "by must name a column of the rows, such as gold_answer_canon, n, problem" in said
+
+
+def many_columns(tmp_path: Path) -> Path:
+    rows = [
+        row(f"p{i}", s, one((i + s) % 2 == 0, i / 5 + s), one(i % 3 == 0, 1.0), model="m", step=t)
+        for i in range(12)
+        for s in range(2)
+        for t in (0, 50)
+    ]
+    return written(tmp_path, rows)
+
+
+def test_tables_fit_a_terminal_of_100_columns_unless_wide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(many_columns(tmp_path))
+    assert main([path]) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 100
+    assert main([path, "--wide"]) == 0
+    wide = capsys.readouterr().out
+    assert max(map(len, wide.splitlines())) > 100
+    assert sorted(set(narrow.split())) == sorted(set(wide.split()))
+
+
+def test_one_table_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(many_columns(tmp_path)), "--table", "flips"]) == 0
+    said = capsys.readouterr().out
+    assert "Flips from pass 1" in said and "By step" not in said and "Passes" not in said
+
+
+def test_a_reader_that_has_read_enough_is_no_error(tmp_path: Path) -> None:
+    path = many_columns(tmp_path)
+    script = f"{sys.executable} launch/summarize.py {path} | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -33,7 +33,12 @@ KEYS = ("run", "backfill", "hydra")  # of a config, beside the groups
 def ended(work: Callable[[], int | None]) -> int:
     """The status of `work`; 2 where it was refused or a file failed, with the reason printed."""
     try:
-        return work() or 0
+        status = work() or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read this, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (*REFUSALS, OSError) as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         return REFUSED

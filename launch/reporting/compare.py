@@ -1,12 +1,15 @@
 """Two runs on the same samples: which was right where the other was not."""
 
+from dataclasses import replace
+
 import pandas as pd
 
 from pipeline.analysis import estimates
 from pipeline.analysis.table import POINT, Table
 
-SAME = ["task", "example", "sample", "cue"]
-PLACED = [*SAME, "step", "temperature"]
+SAMPLE = ("task", "example", "sample", "cue")
+# Further columns by which samples are matched, the closest match first.
+MATCHES = (("step", "temperature", "seed"), ("step", "temperature"), ("seed",), ())
 NAMES = {
     "right_right": "both right",
     "right_wrong": "only the first right",
@@ -15,30 +18,44 @@ NAMES = {
 }
 
 
-def compared(ours: Table, theirs: Table) -> pd.DataFrame:
+def compared(ours: Table, theirs: Table) -> tuple[pd.DataFrame, str]:
     """By task and pass: samples of both runs that were right in both, one or none of them.
 
-    `change` is the second's accuracy less the first's. Samples are matched at the same step and
-    temperature; where no two are, by task, example and sample, of those that each run has once.
+    `change` is the second's accuracy less the first's. Every sample is in one pair at most: samples
+    are matched by task, example, index and cue, and by step, temperature and seed as far as the two
+    runs share these; of several samples that this does not tell apart, none is matched. The text
+    says how they were matched and how many of each run were.
     """
-    sides = [_keys(table.joined()) for table in (ours, theirs)]
-    pairs = sides[0].merge(sides[1], on=PLACED, suffixes=("", "_theirs"))
-    if pairs.empty:
-        once = [side[~side.duplicated(SAME, keep=False)] for side in sides]
-        pairs = once[0].merge(once[1], on=SAME, suffixes=("", "_theirs"))
-    found = estimates.flips(_as_passes(pairs))
-    return found.rename(columns=NAMES)
+    sides = [_keys(table) for table in (ours, theirs)]
+    by, pairs = _pairs(*sides)
+    found = estimates.flips(_as_passes(pairs, ours)).rename(columns=NAMES)
+    counts = [f"{len(pairs)} of {len(side)}" for side in sides]
+    named = ", ".join([*SAMPLE[:-1], "pass", *by])
+    about = f"Matched by {named}: {counts[0]} passes of the first, {counts[1]} of the second."
+    return found, about
 
 
-def _keys(joined: pd.DataFrame) -> pd.DataFrame:
-    """Matched columns as values: categories of two tables differ."""
-    columns = [*PLACED, "problem", "correct"]
-    return joined[columns].astype({"task": object, "cue": object})
+def _pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
+    for by in MATCHES:
+        keys = [*SAMPLE, *by]
+        once = [side[~side.duplicated(keys, keep=False)] for side in (ours, theirs)]
+        pairs = once[0].merge(once[1], on=keys, suffixes=("", "_theirs"), validate="one_to_one")
+        if len(pairs):
+            return by, pairs
+    return (), pairs
 
 
-def _as_passes(pairs: pd.DataFrame) -> Table:
+def _keys(table: Table) -> pd.DataFrame:
+    """Passes with what they are matched by, as values: categories of two tables differ."""
+    place = ["step", "temperature", "seed"]
+    found = table.joined(["cue", "correct"], by=["task", "example", "sample", *place, *table.by])
+    # A merge takes missing values for equal ones only where both sides hold objects.
+    return found.astype({name: object for name in (*SAMPLE, *place, *table.by)})
+
+
+def _as_passes(pairs: pd.DataFrame, ours: Table) -> Table:
     """A table in which the second run's pass follows the first's, for paired estimates."""
-    rows = pairs[["task", "example", "problem", "sample"]].reset_index(drop=True)
+    rows = pairs[["task", "example", "sample", *ours.by]].reset_index(drop=True)
     rows = rows.assign(**{name: "" for name in POINT if name != "task"})
     parts = [
         pd.DataFrame(
@@ -47,4 +64,4 @@ def _as_passes(pairs: pd.DataFrame) -> Table:
         )
         for name, column in (("pass1", "correct"), ("pass2", "correct_theirs"))
     ]
-    return Table([], rows, pd.concat(parts, ignore_index=True))
+    return replace(ours, files=[], rows=rows, passes=pd.concat(parts, ignore_index=True))

@@ -10,11 +10,13 @@ import pandas as pd
 from scipy import stats
 
 from pipeline.analysis.columns import Array, mixed
-from pipeline.analysis.table import POINT, Table
+from pipeline.analysis.table import Table
 from pipeline.spec import SpecError
 
-GROUP = [*POINT, "pass", "cue"]
 Votes = Sequence[tuple[int, float]]
+# Sets hashes of the number of silent samples apart from those of votes: an answer that is never
+# right has the share 0.0, whose bits are those of the number 0.
+SILENT = np.uint64(0xD1B54A32D192ED03)
 
 
 def at_k(table: Table, ks: Sequence[int] | None = None) -> pd.DataFrame:
@@ -30,13 +32,14 @@ def at_k(table: Table, ks: Sequence[int] | None = None) -> pd.DataFrame:
     """
     known = table.passes["correct"].notna()
     columns = ["pass", "cue", "correct", "no_answer", "answer"]
-    joined = table.joined(columns, known, [*POINT, "example"])
+    joined = table.joined(columns, known, [*table.point, "example"])
+    keys = [*table.point, "pass", "cue"]
     lines: list[dict[str, Any]] = []
-    for names, group in joined.groupby(GROUP, observed=True, dropna=False, sort=True):
+    for names, group in joined.groupby(keys, observed=True, dropna=False, sort=True):
         at, samples, right = _counts(group)
         smallest = int(samples.min())
         votes, index = _votes(group, at)
-        for k in _chosen(ks, smallest, dict(zip(GROUP, names, strict=True))):
+        for k in _chosen(ks, smallest, dict(zip(keys, names, strict=True))):
             estimates = {
                 "avg_at_k": right / samples,
                 "pass_at_k": pass_at_k(samples, right, k),
@@ -44,12 +47,12 @@ def at_k(table: Table, ks: Sequence[int] | None = None) -> pd.DataFrame:
                     index
                 ],
             }
-            line = dict(zip(GROUP, names, strict=True)) | {"examples": len(samples), "k": k}
+            line = dict(zip(keys, names, strict=True)) | {"examples": len(samples), "k": k}
             for name, values in estimates.items():
                 line |= {name: values.mean(), f"{name}_se": standard_error(values)}
             lines.append(line)
     names_at_k = [f"{name}_at_k{end}" for name in ("avg", "pass", "maj") for end in ("", "_se")]
-    return pd.DataFrame(lines, columns=[*GROUP, "examples", "k", *names_at_k])
+    return pd.DataFrame(lines, columns=[*keys, "examples", "k", *names_at_k])
 
 
 def standard_error(values: Array) -> float:
@@ -120,7 +123,7 @@ def _counts(group: pd.DataFrame) -> tuple[Array, Array, Array]:
 def _votes(group: pd.DataFrame, at: Array) -> tuple[list[tuple[Votes, int]], Array]:
     """How examples vote: the distinct ways (with the silent samples), and which one each has.
 
-    Ways are told apart by a sum of hashes, so that a million samples take no loop.
+    Ways are told apart by a sum of 64-bit hashes, so that a million samples take no loop.
     """
     votes = group["no_answer"].to_numpy() == 0
     silent = np.bincount(at[~votes], minlength=int(at.max()) + 1)
@@ -129,7 +132,7 @@ def _votes(group: pd.DataFrame, at: Array) -> tuple[list[tuple[Votes, int]], Arr
     cast = answers.agg(["size", "mean"])
     owner = cast.index.get_level_values(0).to_numpy()
     size, share = cast["size"].to_numpy(), cast["mean"].to_numpy()
-    ways = mixed(silent.astype(np.uint64))
+    ways = mixed(silent.astype(np.uint64) ^ SILENT)
     np.add.at(ways, owner, mixed(mixed(share.view(np.uint64)) + size.astype(np.uint64)))
     _, first, index = np.unique(ways, return_index=True, return_inverse=True)
     spans = zip(np.searchsorted(owner, first), np.searchsorted(owner, first, "right"), strict=True)

@@ -2,9 +2,10 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from itertools import repeat
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
@@ -69,13 +70,78 @@ _ROW_FIELDS: list[tuple[str, Any, Any]] = [
     ("model", Text, None),
     ("temperature", Number, None),
     ("gold_answer_canon", Text, None),
+    ("seed", int | None, None),
     ("output", Text, None),  # the legacy runner's rows are one pass without an object
     ("entropy", Number, None),
 ]
-RowLine: Any = msgspec.defstruct(
-    "RowLine", [*_ROW_FIELDS, *((name, PassLine | None, None) for name in PASS_NAMES)], gc=False
-)
-_DECODER = msgspec.json.Decoder(RowLine)
+_FIELD_NAMES = [name for name, *_ in _ROW_FIELDS]
+_NULL = msgspec.Raw(b"null")
+Label = tuple[Any, ...]  # task, model, temperature, seed, grader, and what rows are grouped by
+
+
+class _Lines:
+    """Decodes lines; besides the usual fields it reads the columns `by` of rows or their metadata.
+
+    Any JSON may stand in these and in `grader`: they are compared as they are written.
+    """
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self.by = by
+        more = [name for name in by if name not in _FIELD_NAMES]
+        raw = [(f"by{i}", msgspec.Raw, _raw_field(name)) for i, name in enumerate(more)]
+        inner = msgspec.defstruct("Metadata", raw, gc=False)
+        fields = [*_ROW_FIELDS, *((name, PassLine | None, None) for name in PASS_NAMES)]
+        fields += [("grader", msgspec.Raw, _NULL), *raw]
+        fields += [("metadata", inner | None, None)] if raw else []
+        self.row: Any = msgspec.defstruct("RowLine", fields, gc=False)
+        self.inner, self._raw = inner, {name: f"by{i}" for i, name in enumerate(more)}
+        self._decoder = msgspec.json.Decoder(self.row)
+
+    def decode(self, raw: memoryview) -> Any:
+        """One line."""
+        return self._decoder.decode(raw)
+
+    def decode_all(self, block: bytes) -> list[Any]:
+        """All lines of a block."""
+        rows: list[Any] = self._decoder.decode_lines(block)
+        return rows
+
+    def lenient(self, row: Row) -> Any:
+        """A row whose fields have other types than ours: what cannot be read counts as missing."""
+        fields = {name: _cast(kind, row.get(name)) for name, kind, _ in _ROW_FIELDS}
+        for name in PASS_NAMES:
+            value = row.get(name)
+            fields[name] = _lenient_pass(value) if isinstance(value, dict) else None
+        fields["grader"] = _as_raw(row.get("grader"))
+        fields |= {field: _as_raw(row.get(name)) for name, field in self._raw.items()}
+        inner = row.get("metadata")
+        if self._raw and isinstance(inner, dict):
+            values = {field: _as_raw(inner.get(name)) for name, field in self._raw.items()}
+            fields["metadata"] = self.inner(**values)
+        return self.row(**fields)
+
+    def groups(self, row: Any) -> Iterator[Any]:
+        """The values of the columns `by`: JSON as bytes, or the value of a usual field."""
+        for name in self.by:
+            field = self._raw.get(name)
+            if field is None:
+                yield getattr(row, name)
+                continue
+            value = bytes(getattr(row, field))
+            if value == b"null" and row.metadata is not None:
+                value = bytes(getattr(row.metadata, field))
+            yield value
+
+
+def _raw_field(name: str) -> Any:
+    return msgspec.field(default=_NULL, name=name)
+
+
+def _as_raw(value: Any) -> Any:
+    return _NULL if value is None else msgspec.Raw(msgspec.json.encode(value))
+
+
+_lines = lru_cache(_Lines)
 # Fields of a pass -> column names. float32 holds flags and counts exactly; readers of a mean widen.
 SMALL = {
     "is_correct_pred": "correct",
@@ -96,7 +162,7 @@ WIDE = {
     "seconds": "seconds",
 }
 _USUAL = attrgetter("pass1", "pass2", "pass2a", "pass2b", "pass2c")
-_ROW_WORDS = attrgetter("task", "model", "temperature", "step", "split")
+_ROW_WORDS = attrgetter("task", "model", "temperature", "seed", "step", "split")
 _REASONS = ("stop_reason_think", "stop_reason_answer", "stop_reason_output", "finish_reason")
 _PASS_WORDS = attrgetter("cue", "control", "answer_status", *_REASONS)
 Judge = Callable[[PassLine, str | None], Flag]
@@ -106,13 +172,14 @@ Judge = Callable[[PassLine, str | None], Flag]
 class Chunk:
     """Columns of some lines.
 
-    The code columns `label` and `words` point into `labels` (task, model, temperature) and `words`
-    (cue, control, stop reason of the think phase and of the answer).
+    The code columns `label` and `words` point into `labels` (task, model, temperature, seed,
+    grader, and the columns that rows are grouped by) and `words` (cue, control, stop reason of the
+    think phase and of the answer).
     """
 
     rows: dict[str, Array]
     passes: dict[str, Array]
-    labels: list[tuple[Text, Text, Number]]
+    labels: list[Label]
     words: list[tuple[Text, bool, Text, Text]]
     broken: int
 
@@ -136,26 +203,29 @@ class Codes(dict[Any, int]):
         return code
 
 
-def read_span(span: Span, judge: Judge | None = None) -> Chunk:
-    """Parse a span. `judge` replaces a pass's verdict, given the pass and the canonical gold."""
+def read_span(span: Span, judge: Judge | None = None, by: tuple[str, ...] = ()) -> Chunk:
+    """Parse a span. `judge` replaces a pass's verdict, given the pass and the canonical gold.
+
+    `by` names further columns of rows, or of their `metadata`, to be read.
+    """
     collects = gc.isenabled()
     gc.disable()  # a million small objects and no cycle among them
     try:
-        return _read_span(span, judge)
+        return _read_span(span, judge, _lines(by))
     finally:
         if collects:
             gc.enable()
 
 
-def _read_span(span: Span, judge: Judge | None) -> Chunk:
+def _read_span(span: Span, judge: Judge | None, lines: _Lines) -> Chunk:
     block, start = _block(span)
     ends = _line_ends(block)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-    decoded = _decode(block, starts, ends)
+    decoded = _decode(block, starts, ends, lines)
     lost = [index for index, row in enumerate(decoded) if row is None]
     if lost:
         decoded = [row for row in decoded if row is not None]
-    chunk = _columns(decoded, judge)
+    chunk = _columns(decoded, judge, lines)
     chunk.broken = sum(bool(block[starts[index] : ends[index]].strip()) for index in lost)
     starts, ends = np.delete(starts, lost), np.delete(ends, lost)
     chunk.rows["file"] = np.full(len(starts), span.file, np.int32)
@@ -193,33 +263,24 @@ def _line_start(file: IO[bytes], at: int) -> int:
     return file.tell()
 
 
-def _decode(block: bytes, starts: Array, ends: Array) -> list[Any]:
+def _decode(block: bytes, starts: Array, ends: Array, lines: _Lines) -> list[Any]:
     """One RowLine per line; None for a line that is no row."""
     try:
-        rows: list[Any] = _DECODER.decode_lines(block)
+        rows = lines.decode_all(block)
         if len(rows) == len(ends):
             return rows
     except msgspec.DecodeError:  # also a field of another type
         pass
     view = memoryview(block)
-    return [_decode_one(view[a:b]) for a, b in zip(starts, ends, strict=True)]
+    return [_decode_one(view[a:b], lines) for a, b in zip(starts, ends, strict=True)]
 
 
-def _decode_one(raw: memoryview) -> Any:
+def _decode_one(raw: memoryview, lines: _Lines) -> Any:
     try:
-        return _DECODER.decode(raw)
+        return lines.decode(raw)
     except msgspec.DecodeError:
         row = parse(bytes(raw))
-        return None if row is None else _lenient(row)
-
-
-def _lenient(row: Row) -> Any:
-    """A row whose fields have other types than ours: what cannot be read counts as missing."""
-    fields = {name: _cast(kind, row.get(name)) for name, kind, _ in _ROW_FIELDS}
-    for name in PASS_NAMES:
-        value = row.get(name)
-        fields[name] = _lenient_pass(value) if isinstance(value, dict) else None
-    return RowLine(**fields)
+        return None if row is None else lines.lenient(row)
 
 
 def _lenient_pass(value: dict[str, Any]) -> PassLine:
@@ -241,14 +302,16 @@ def _cast(kind: Any, value: Any) -> Any:
     return number if kind == Number else int(number)
 
 
-def _columns(found: Sequence[Any], judge: Judge | None) -> Chunk:
-    rows, labels = _row_columns(found)
+def _columns(found: Sequence[Any], judge: Judge | None, lines: _Lines) -> Chunk:
+    rows, labels = _row_columns(found, lines)
     owners, names, chosen, passes = _passes(found)
+    recorded: dict[str, Array] = {}
     if judge is not None:
+        recorded = {"recorded": _field(passes, "is_correct_pred", np.float32)}
         for owner, fields in zip(owners, passes, strict=True):
             fields.is_correct_pred = judge(fields, found[owner].gold_answer_canon)
     words, code = _coded(zip(names, map(_PASS_WORDS, passes), strict=True), len(passes))
-    columns = _numbers(passes) | _answers(passes, code, [w for _, w in words])
+    columns = _numbers(passes) | recorded | _answers(passes, code, [w for _, w in words])
     columns |= {
         "row": np.array(owners, np.int32),
         "pass": np.array(names, np.int8),
@@ -271,14 +334,16 @@ def _words(name: int, words: Sequence[Any]) -> tuple[Text, bool, Text, Text]:
     return *named, think, answer
 
 
-def _row_columns(found: Sequence[Any]) -> tuple[dict[str, Array], list[tuple[Text, Text, Number]]]:
+def _row_columns(found: Sequence[Any], lines: _Lines) -> tuple[dict[str, Array], list[Label]]:
     problem = _hashes([row.problem or "" for row in found])
     named = [row.example_id for row in found]
     example = _hashes(["" if name is None else str(name) for name in named])
     example = np.where([name is None for name in named], problem, example) if found else example
-    words, label = _coded(map(_ROW_WORDS, found), len(found))
-    steps = np.array([ABSENT if w[3] is None else w[3] for w in words], np.int32)
-    split = _hashes([w[4] or "" for w in words])
+    groups: Iterable[Any] = map(tuple, map(lines.groups, found)) if lines.by else repeat(())
+    graders = map(bytes, map(attrgetter("grader"), found))
+    words, label = _coded(zip(map(_ROW_WORDS, found), graders, groups, strict=False), len(found))
+    steps = np.array([ABSENT if w[4] is None else w[4] for w, _, _ in words], np.int32)
+    split = _hashes([w[5] or "" for w, _, _ in words])
     sample = np.array([ABSENT if row.sample_idx is None else row.sample_idx for row in found], int)
     step = steps[label] if found else np.empty(0, np.int32)
     key = example + split[label] if found else example
@@ -289,7 +354,7 @@ def _row_columns(found: Sequence[Any]) -> tuple[dict[str, Array], list[tuple[Tex
         "sample": sample.astype(np.int32),
         "step": step,
         "label": label,
-    }, [w[:3] for w in words]
+    }, [(*w[:4], grader, *values) for w, grader, values in words]
 
 
 def mixed(values: Array) -> Array:
@@ -350,15 +415,18 @@ def _repeats(last: PassLine, lettered: PassLine) -> bool:
 
 def _numbers(passes: Sequence[PassLine]) -> dict[str, Array]:
     """Flags are 0, 1 or NaN; what is missing is NaN."""
-    columns = {}
+    columns: dict[str, Array] = {}
     for names, kind in ((SMALL, np.float32), (WIDE, np.float64)):
-        for field, name in names.items():
-            values = _number(partial(map, attrgetter(field), passes), len(passes), kind)
-            values[values == ABSENT] = np.nan
-            columns[name] = values
+        columns |= {name: _field(passes, field, kind) for field, name in names.items()}
     blank = columns.pop("soft_blank")
     columns["soft"] = np.where(np.isnan(columns["soft"]), blank, columns["soft"])
     return columns
+
+
+def _field(passes: Sequence[PassLine], field: str, kind: Any) -> Array:
+    values = _number(partial(map, attrgetter(field), passes), len(passes), kind)
+    values[values == ABSENT] = np.nan
+    return values
 
 
 def _number(values: Callable[[], Iterable[Any]], count: int, kind: Any) -> Array:

@@ -7,10 +7,9 @@ import pandas as pd
 
 from pipeline.analysis.columns import Flag, PassLine
 from pipeline.analysis.row_files import parse, read_at
-from pipeline.analysis.table import POINT, Table
+from pipeline.analysis.table import Table
 from pipeline.store.run_record import read_record
 
-BY_PASS = [*POINT, "pass", "cue", "control"]
 # S0's names for the means of one pass, and our columns.
 ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}
 STOP_REASONS = ("stop_token", "eos", "max_new_tokens", "max_context", "other", "unknown")
@@ -74,11 +73,12 @@ def problems(table: Table) -> dict[int, str]:
     return texts
 
 
-def passes(table: Table, by: Sequence[str] = tuple(BY_PASS)) -> pd.DataFrame:
+def passes(table: Table, by: Sequence[str] | None = None) -> pd.DataFrame:
     """Means of every pass: accuracy (of those with a verdict), rates, entropy, tokens, time.
 
     Shares lie in [0, 1]. `tokens_per_second` is per trace: tokens over the seconds they took.
     """
+    by = [*table.point, "pass", "cue", "control"] if by is None else by
     place = [name for name in by if name not in ("pass", "cue", "control")]
     keys = table.joined(["pass", "cue", "control"], by=[*place, "example"])
     groups = keys.groupby(list(by), observed=True, dropna=False, sort=True)
@@ -163,6 +163,36 @@ def by_equality(fields: PassLine, gold: str | None) -> Flag:
     """The verdict by equality of the canonical forms."""
     answer = fields.pred_answer_canon
     return fields.is_correct_pred if gold is None or answer is None else answer == gold
+
+
+def verdicts(table: Table) -> pd.DataFrame:
+    """Recorded verdicts and those given again, side by side, by pass; empty where none were.
+
+    Accuracies are means over samples with that verdict.
+    """
+    names = ["accuracy_recorded", "accuracy_again", "right_to_wrong", "wrong_to_right"]
+    if "recorded" not in table.passes:
+        return pd.DataFrame(columns=[*table.point, "pass", "cue", "rows", *names])
+    joined = table.joined(["pass", "cue", "recorded", "correct"], by=table.point)
+    joined = joined.astype({"recorded": float, "correct": float})
+    groups = joined.assign(
+        right_to_wrong=(joined["recorded"] > 0) & (joined["correct"] == 0),
+        wrong_to_right=(joined["recorded"] == 0) & (joined["correct"] > 0),
+    ).groupby([*table.point, "pass", "cue"], observed=True, dropna=False, sort=True)
+    return groups.agg(
+        rows=("correct", "size"),
+        accuracy_recorded=("recorded", "mean"),
+        accuracy_again=("correct", "mean"),
+        right_to_wrong=("right_to_wrong", "sum"),
+        wrong_to_right=("wrong_to_right", "sum"),
+    ).reset_index()
+
+
+def graders(table: Table) -> pd.DataFrame:
+    """By run, step and grader: how many rows it judged. Rows that name no grader are left out."""
+    named = table.rows[table.rows["grader"].notna()]
+    counts = named.groupby(["run", "step", "grader"], observed=True).size()
+    return counts[counts > 0].rename("rows").reset_index()
 
 
 def attempts(table: Table) -> pd.DataFrame:

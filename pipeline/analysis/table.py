@@ -1,5 +1,6 @@
 """Rows of many runs as two pandas frames of numbers: one line per row, one line per pass."""
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,12 +28,14 @@ POINT = ["run", "task", "model", "temperature", "step"]
 class Table:
     """Current rows of all files: of several lines with one key in a folder, the one that counts.
 
-    `rows`: run, task, model, temperature, step, `example` and `problem` (hashes), sample (-1:
-    none), and where the line lies: file (index into `files`), offset, length.
+    `rows`: run, task, model, temperature, step, seed, `grader` (JSON), the columns `by`, `example`
+    and `problem` (hashes), sample (-1: none), and where the line lies: file (index into `files`),
+    offset, length.
     `passes`: `row` (index into `rows`), pass, cue (the pass's name where the row names none),
     control, `second` (S0's pass 2 of the row), correct, improved, tags, marked, judged_shift,
     no_answer, truncated (1, 0 or NaN), tokens*, seconds, entropy*, soft, `answer` (a hash),
-    stop_think, stop_answer. A pass that repeats another is there once.
+    stop_think, stop_answer; `recorded`, the verdict in the file, where `correct` is another one.
+    A pass that repeats another is there once.
     """
 
     files: list[RowFile]
@@ -40,6 +43,12 @@ class Table:
     passes: pd.DataFrame
     broken: int = 0  # lines that are no JSON object
     superseded: int = 0
+    by: tuple[str, ...] = ()  # columns of the data that rows are grouped by as well
+
+    @property
+    def point(self) -> list[str]:
+        """The columns of `rows` that averages are taken within."""
+        return [*POINT, *self.by]
 
     def with_rows(self) -> "Table":
         """This table. Raises SpecError where no line is a row with a pass."""
@@ -110,17 +119,29 @@ class Table:
         return replace(self, rows=rows, passes=passes)
 
 
-def load(files: Sequence[RowFile], judge: Judge | None = None, workers: int | None = None) -> Table:
+def load(
+    files: Sequence[RowFile],
+    judge: Judge | None = None,
+    workers: int | None = None,
+    by: Sequence[str] = (),
+) -> Table:
     """Read files into a table, in several processes where there is much to read.
 
     `judge` replaces the verdict of every pass, given the pass and the canonical gold answer. A
-    process with threads or a device asks for one worker: others are forked from it.
+    process with threads or a device asks for one worker: others are forked from it. `by` names
+    columns of rows, or of their `metadata`, that rows are grouped by beside run, step and so on.
+
+    Raises:
+        SpecError: no row has one of the columns `by`.
     """
+    added = tuple(dict.fromkeys(name for name in by if name not in POINT))
+    if taken := sorted({"example", "sample", "file", "offset", "length", "problem"} & {*added}):
+        raise SpecError(f"by must name a column that groups examples, got {taken[0]}")
     spans = list(_spans(files))
     size = sum(span.end - span.start for span in spans)
     count = workers or (1 if size < ALONE_BYTES else min(os.cpu_count() or 1, 8))
-    read = partial(read_span, judge=judge)
-    gathered = _Gathered(files)
+    read = partial(read_span, judge=judge, by=added)
+    gathered = _Gathered(files, added)
     if count == 1:
         for span in spans:
             gathered.add(read(span))
@@ -128,7 +149,21 @@ def load(files: Sequence[RowFile], judge: Judge | None = None, workers: int | No
         with ProcessPoolExecutor(count, mp_context=get_context("fork")) as pool:
             for chunk in pool.map(read, spans):
                 gathered.add(chunk)
-    return gathered.table()
+    table = gathered.table()
+    for name in added:
+        if table.rows[name].isna().all() and len(table.rows):
+            raise SpecError(f"by must name a column of the rows, {_choices(table)}, got {name!r}")
+    # What a pass improved follows from the new verdicts.
+    return table if judge is None else table.with_verdicts(table.passes["correct"])
+
+
+def _choices(table: Table) -> str:
+    """The columns of the first row that may group rows."""
+    row = table.row(table.rows.index[0])
+    inner = row.get("metadata")
+    columns = row | (inner if isinstance(inner, dict) else {})
+    names = sorted(n for n, v in columns.items() if isinstance(v, str | int | float | bool))
+    return f"such as {', '.join(names)}"
 
 
 def _spans(files: Sequence[RowFile]) -> Iterator[Span]:
@@ -143,6 +178,7 @@ class _Gathered:
     """Chunks on their way to one table, their codes made common."""
 
     files: Sequence[RowFile]
+    by: tuple[str, ...] = ()
     rows: list[dict[str, Array]] = field(default_factory=list)
     passes: list[dict[str, Array]] = field(default_factory=list)
     labels: Codes = field(default_factory=Codes)
@@ -166,13 +202,13 @@ class _Gathered:
         if len(old):
             rows = rows.drop(index=old)
             passes = passes[~passes["row"].isin(old)]
-        return Table(list(self.files), rows, passes, self.broken, len(old))
+        return Table(list(self.files), rows, passes, self.broken, len(old), self.by)
 
     def _row_frame(self, columns: dict[str, Array]) -> pd.DataFrame:
         owner, label = columns["file"], columns.pop("label")
         said = list(self.labels)
-        heat = np.array([np.nan if t is None else t for _, _, t in said], float)
-        temperatures = heat[label] if len(said) else np.empty(0)
+        by_label = np.array([np.nan if w[2] is None else w[2] for w in said], float)
+        temperatures = by_label[label] if len(said) else np.empty(0)
         by_path = np.array([np.nan if f.temperature is None else f.temperature for f in self.files])
         steps, path_steps = columns["step"], np.array([f.step for f in self.files], np.int32)
         columns["step"] = np.where(steps < 0, path_steps[owner], steps)
@@ -183,9 +219,14 @@ class _Gathered:
         run = np.array([runs[f.run] for f in self.files], np.int32)
         named = {
             "run": pd.Categorical.from_codes(run[owner], list(runs)),
-            "task": _category(label, [task for task, _, _ in said]),
-            "model": _category(label, [model for _, model, _ in said]),
+            "task": _category(label, [w[0] for w in said]),
+            "model": _category(label, [w[1] for w in said]),
             "temperature": np.where(np.isnan(temperatures), by_path[owner], temperatures),
+            "seed": _category(label, [w[3] for w in said]),
+            "grader": _category(label, [_text(w[4]) for w in said]),
+        }
+        named |= {
+            n: _category(label, [_text(w[5 + i]) for w in said]) for i, n in enumerate(self.by)
         }
         return pd.DataFrame(named | columns, copy=False)
 
@@ -222,7 +263,15 @@ def _recode(codes: Array, values: Sequence[Any], common: Codes) -> Array:
     return np.array([common[value] for value in values], np.int32)[codes] if values else codes
 
 
-def _category(codes: Array, values: Sequence[str | None]) -> pd.Categorical:
+def _text(value: Any) -> Any:
+    """JSON as it is shown: a text as itself, null as missing."""
+    if not isinstance(value, bytes):
+        return value
+    found = json.loads(value)
+    return found if found is None or isinstance(found, str) else value.decode()
+
+
+def _category(codes: Array, values: Sequence[Any]) -> pd.Categorical:
     """A categorical of `values[code]`; None is missing."""
     names = Codes()
     to_name = np.array([-1 if value is None else names[value] for value in values], np.int32)

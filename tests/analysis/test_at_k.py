@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from pipeline.analysis.at_k import at_k, maj_at_k, pass_at_k
 from pipeline.analysis.row_files import find
@@ -108,3 +110,48 @@ def test_answers_without_a_canonical_form_do_not_vote_together(tmp_path: Path) -
     rows = [row("A", i, fields) for i, fields in enumerate([one(True), *odd])]
     table = load(find([write_rows(tmp_path / "step0_test.jsonl", rows)]))
     assert at_k(table, [3])["maj_at_k"].tolist() == pytest.approx([1 / 3])
+
+
+def table_of(tmp_path: Path, answers: dict[str, str]) -> Table:
+    """Examples with their samples: R is right, - gives no answer, other letters are wrong."""
+    rows = []
+    for problem, letters in answers.items():
+        for sample, letter in enumerate(letters):
+            said = "" if letter == "-" else letter
+            fields = one(letter == "R") | {"pred_answer": said, "pred_answer_canon": said}
+            rows.append(row(problem, sample, fields))
+    return load(find([write_rows(tmp_path / "step0_test.jsonl", rows)]))
+
+
+def maj_by_all_subsets(answers: dict[str, str], k: int) -> float:
+    """The mean over examples of the mean vote over every subset."""
+    means = []
+    for letters in answers.values():
+        given = [None if letter == "-" else letter for letter in letters]
+        subsets = list(itertools.combinations(given, k))
+        means.append(sum(vote(subset, "R") for subset in subsets) / len(subsets))
+    return sum(means) / len(means)
+
+
+def test_silent_samples_are_not_taken_for_votes_of_another_example(tmp_path: Path) -> None:
+    answers = {"a": "RR--", "b": "RRxx"}
+    found = at_k(table_of(tmp_path, answers)).set_index("k")["maj_at_k"]
+    # a: 2 right and nobody else; b: a tie of two, in pairs 1/6 + 4/6 / 2.
+    assert found[4] == pytest.approx((1 + 1 / 2) / 2)
+    assert found[2] == pytest.approx((5 / 6 + 1 / 2) / 2)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, 6).flatmap(
+        lambda n: st.lists(st.text("R-xyz", min_size=n, max_size=n), min_size=1, max_size=8)
+    )
+)
+@example(["RR--", "RRxx"])
+@example(["R-", "Rx", "--", "xx"])
+def test_maj_at_k_of_any_examples_is_that_of_every_subset(
+    tmp_path: Path, samples: list[str]
+) -> None:
+    answers = {f"p{i}": letters for i, letters in enumerate(samples)}
+    for line in at_k(table_of(tmp_path, answers)).to_dict("records"):
+        assert line["maj_at_k"] == pytest.approx(maj_by_all_subsets(answers, line["k"]), abs=1e-9)

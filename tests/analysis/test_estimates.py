@@ -1,11 +1,14 @@
 """Statistics on rows built to have known values; formulas written out beside the library's."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.proportion import proportion_confint
 
 from pipeline.analysis import estimates
 from pipeline.analysis.row_files import find
@@ -140,3 +143,54 @@ def test_means_of_passes_have_their_errors_beside_them(tmp_path: Path) -> None:
     assert found.loc["pass1", "accuracy_se"] == pytest.approx(0.5)  # sqrt(2 x (0.25 + 0.25)) / 2
     assert found.loc["pass2", ["accuracy_se", "entropy_se"]].tolist() == pytest.approx([0, 0])
     assert list(found)[list(found).index("entropy") + 1] == "entropy_se"
+
+
+@pytest.mark.parametrize(
+    "sums", [[1], [1, -1], [3, 1, 1], [2, 2, -1, 0], [5, -1, -1, -1, 2], [0, 0], [4, 3, 2, 1, -2]]
+)
+def test_sign_flips_are_the_share_of_all_assignments_of_signs(sums: list[int]) -> None:
+    flipped = [
+        sum(sign * value for sign, value in zip(signs, sums, strict=True))
+        for signs in itertools.product((1, -1), repeat=len(sums))
+    ]
+    share = sum(abs(total) >= abs(sum(sums)) for total in flipped) / len(flipped)
+    assert estimates.sign_flips(sums) == pytest.approx(share)
+
+
+def test_sign_flips_of_single_samples_are_mcnemars_exact_test() -> None:
+    for lost, gained in ((0, 0), (3, 9), (40, 12), (700, 800)):
+        sums = [-1] * lost + [1] * gained
+        expected = mcnemar([[5, lost], [gained, 5]], exact=True).pvalue
+        assert estimates.sign_flips(sums) == pytest.approx(expected, rel=1e-6)
+
+
+def test_ten_samples_of_one_example_are_no_ten_examples(tmp_path: Path) -> None:
+    rows = [row("A", i, one(False), one(True)) for i in range(10)]
+    [found] = estimates.flips(table_of(tmp_path, rows)).to_dict("records")
+    assert (found["p_exact"], found["p_signs"]) == (pytest.approx(2 / 1024), 1.0)
+
+
+def test_the_odds_need_no_verdict_of_pass_1(tmp_path: Path) -> None:
+    rows = [row(f"p{i}", 0, one(None, i % 4), one(i % 3 == 0)) for i in range(40)]
+    table = table_of(tmp_path, rows)
+    assert estimates.entropy_odds(table)["rows"].tolist() == [40]
+    assert estimates.flips(table).empty
+
+
+def test_the_interval_of_a_share_is_wilsons_for_single_samples() -> None:
+    for right, count in ((0, 10), (3, 10), (10, 10), (1, 200)):
+        values = [1] * right + [0] * (count - right)
+        expected = proportion_confint(right, count, method="wilson")
+        found = estimates.share_interval(values, range(count))
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_interval_of_a_share_counts_examples_where_samples_of_one_agree() -> None:
+    values, clusters = [1] * 8 + [0] * 24, np.repeat(range(4), 8)
+    assert estimates.share_interval(values, clusters) == pytest.approx(
+        proportion_confint(1, 4, method="wilson"), abs=1e-9
+    )
+    assert estimates.share_interval([0] * 32, clusters) == pytest.approx(
+        proportion_confint(0, 4, method="wilson"), abs=1e-9
+    )
+    assert all(math.isnan(bound) for bound in estimates.share_interval([], []))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -194,4 +195,7 @@ def test_spans_and_processes_change_nothing(
 
 def test_the_lenient_way_reads_what_the_fast_way_reads() -> None:
     made = row("p", 2, one(True, 0.5, tokens_total=3, **{"soft reward": 0.1}), one(False), step=4)
-    assert columns._lenient(made) == columns._DECODER.decode(json.dumps(made))
+    lines = columns._Lines(("subject",))
+    for more in ({}, {"subject": "a"}, {"metadata": {"subject": [1]}}, {"grader": {"a": 1}}):
+        encoded = msgspec.json.encode(made | more)
+        assert lines.lenient(made | more) == lines.decode(memoryview(encoded))

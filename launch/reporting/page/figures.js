@@ -107,9 +107,9 @@ function flipSentence(flip) {
     `${flip.right_right} stayed right`,
     `${flip.wrong_wrong} stayed wrong`,
   ];
-  if (!isKnown(flip.p_exact)) return counts.join(", ");
-  const p = flip.p_exact < 1e-4 ? flip.p_exact.toExponential(1) : flip.p_exact.toFixed(4);
-  return `${counts.join(", ")}; McNemar's exact p = ${p}`;
+  if (!isKnown(flip.p_signs)) return counts.join(", ");
+  const p = flip.p_signs < 1e-4 ? flip.p_signs.toExponential(1) : flip.p_signs.toFixed(4);
+  return `${counts.join(", ")}; p = ${p} (exact, sign flips by example)`;
 }
 
 // A plot runs over what varies; of the rest it shows the chosen value, or the pooled points.
