@@ -5,6 +5,8 @@
 the fine-tuner's inferencer wrote: `inferencer` as its code does (system_prompt, user_prompt,
 assistant_response, ground_truth), `inferencer_documented` as its documentation says (question,
 predicted_answer, ground_truth, metadata). `pass` chooses the pass of these two, pass1 by default.
+`means` writes the table `passes` of launch/summarize.py, one line a pass of each group of rows with
+standard errors; by=subject,level groups rows by columns of the data as well.
 `config_dir` is a folder of configuration whose tasks are trusted as those of conf/ are.
 
 Texts in a CSV file are exactly those of the rows. Spreadsheets run a text that begins like a
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.command_line import ended
+from launch.reporting.plain import plain
 from launch.rows.stored_task import StoredTasks, prompt_of
 from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat
 from pipeline.analysis.row_files import find
@@ -34,7 +37,7 @@ from pipeline.store.files import Row, encode, write_atomically
 
 SETTINGS = {
     **{"to": "parquet", "out": "", "schema": "rows", "pass": "pass1", "arrays": "true"},
-    **{"formulas": "keep", "config_dir": ""},
+    **{"by": "", "formulas": "keep", "config_dir": ""},
 }
 CAPS = ("think_cap", "answer_cap", "max_new_tokens")
 ROWS_AT_ONCE = 500
@@ -49,7 +52,7 @@ def main(line: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "given", nargs="+", help="runs or row files, to=, out=, schema=, pass=, arrays="
+        "given", nargs="+", help=f"runs or row files, and {', '.join(SETTINGS)}, each as NAME=VALUE"
     )
     roots, settings = split(parser.parse_args(line).given)
     return ended(lambda: export(roots, settings))
@@ -70,15 +73,21 @@ def split(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def export(roots: Sequence[str], settings: dict[str, str]) -> None:
     """Write what the settings say, and tell the number of rows."""
     check(settings)
-    table = load(find(roots)).with_rows()
+    table = load(find(roots), by=settings["by"].split(",") if settings["by"] else ()).with_rows()
     names = sorted(table.passes["pass"].astype(str).unique())
     if settings["pass"] not in names:
         raise SpecError(f"pass must be one of {', '.join(names)}, got {settings['pass']!r}")
-    make = SCHEMAS[settings["schema"]](table, settings)
+    if settings["schema"] == "means":
+        lines = means(table)
 
-    def rows() -> Iterator[Row]:
-        for index, stored in table.stream():
-            yield from make(index, stored)
+        def rows() -> Iterator[Row]:
+            yield from lines
+    else:
+        make = SCHEMAS[settings["schema"]](table, settings)
+
+        def rows() -> Iterator[Row]:
+            for index, stored in table.stream():
+                yield from make(index, stored)
 
     out = Path(settings["out"])
     if settings["to"] == "csv":
@@ -90,13 +99,27 @@ def export(roots: Sequence[str], settings: dict[str, str]) -> None:
 
 def check(settings: dict[str, str]) -> None:
     """Refuse values that there are not."""
-    choices = {"to": list(WRITERS), "schema": list(SCHEMAS), "arrays": ["true", "false"]}
+    choices = {"to": list(WRITERS), "schema": [*SCHEMAS, "means"], "arrays": ["true", "false"]}
     choices["formulas"] = ["keep", "escape"]
     for name, allowed in choices.items():
         if settings[name] not in allowed:
             raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {settings[name]!r}")
+    if settings["by"] and settings["schema"] != "means":
+        raise SpecError(f"by groups the rows of schema=means, got schema={settings['schema']}")
     if not settings["out"]:
         raise SpecError("out must name the file (for to=hf the folder) to write, got nothing")
+
+
+def means(table: Table) -> list[Row]:
+    """Means of every pass with their errors. SpecError without the libraries for statistics."""
+    try:
+        from pipeline.analysis.estimates import passes
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"schema=means needs the package {error.name}, which is not installed: "
+            "pip install 'rethink-pipeline[stats]'"
+        ) from error
+    return list(plain(passes(table)))
 
 
 Make = Callable[[Any, Row], Iterable[Row]]

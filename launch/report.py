@@ -23,6 +23,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"))
     parser.add_argument("--title", default=TITLE)
     parser.add_argument(
+        "--by", nargs="+", default=(), metavar="COLUMN", help="group by columns of the data too"
+    )
+    parser.add_argument(
         "--config-dir",
         type=Path,
         action="append",
@@ -46,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def write_and_tell(given: argparse.Namespace) -> None:
     """Write the report that the command line asks for, and say where it is."""
     tasks = StoredTasks(config_dirs=given.config_dir)
-    size = write_report(given.output, given.runs, given.compare, given.rows, given.title, tasks)
+    size = write_report(
+        given.output, given.runs, given.compare, given.rows, given.title, tasks, given.by
+    )
     print(f"{given.output}: {size / 1e6:.1f} MB, opens in a browser without a network")
 
 

@@ -176,3 +176,29 @@ def test_cells_that_spreadsheets_would_run_are_told_or_escaped(
     assert "5 cells of" in capsys.readouterr().out
     assert problems("formulas=escape") == [f"'{text}" for text in texts[:5]] + texts[5:]
     assert "cells of" not in capsys.readouterr().out
+
+
+def grouped(tmp_path: Path) -> Path:
+    rows = [
+        row(f"p{i}", s, one(i % 2 == 0 or s == 0), metadata={"subject": "ab"[i % 2], "n": [i]})
+        for i in range(4)
+        for s in range(2)
+    ]
+    return write_rows(tmp_path / "step0.jsonl", rows)
+
+
+def test_means_are_grouped_by_a_column_of_the_data_with_errors(tmp_path: Path) -> None:
+    path, out = grouped(tmp_path), tmp_path / "means.csv"
+    exported(path, out, "to=csv", "schema=means", "by=subject")
+    found = pd.read_csv(out).set_index("subject")
+    assert found["accuracy"].to_dict() == {"a": 1.0, "b": 0.5}
+    assert found["accuracy_se"].to_dict() == {"a": 0.0, "b": 0.0}  # both examples are alike
+    assert found.loc["a", "accuracy_low"] == pytest.approx(2 / (2 + 1.959964**2))
+    assert main([str(path), "to=csv", f"out={out}", "by=subject"]) == 2
+
+
+def test_metadata_are_columns_of_their_own(tmp_path: Path) -> None:
+    exported(grouped(tmp_path), tmp_path / "rows.parquet", "to=parquet")
+    frame = pd.read_parquet(tmp_path / "rows.parquet")
+    assert frame["metadata.subject"].tolist() == list("aabbaabb")
+    assert [list(values) for values in frame["metadata.n"]] == [[i // 2] for i in range(8)]

@@ -37,12 +37,12 @@ class Side:
         return list(dict.fromkeys(file.path.parent for file in self.table.files))
 
 
-def read(number: int, roots: Sequence[str], limit: int) -> Side:
+def read(number: int, roots: Sequence[str], limit: int, by: Sequence[str] = ()) -> Side:
     """Read a run. Of more than `limit` rows, the samples of some examples are kept to look at.
 
     Which examples does not depend on the run, so that two runs can be compared.
     """
-    table = load(find(roots)).with_rows()
+    table = load(find(roots), by=by).with_rows()
     order = table.rows.sort_values(["example", "sample", "step", "temperature"], kind="stable")
     wanted = table.rows.index.isin(order.index[:limit])
     shown = table.keep(pd.Series(wanted, table.rows.index))
@@ -74,13 +74,18 @@ class Pieces:
 
     def _packed(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], list[Any]]]:
         for side in self.sides:
-            places = side.shown.rows[["task", "step", "temperature"]].astype(object)
+            by = list(side.table.by)
+            places = side.shown.rows[["task", "step", "temperature", *by]].astype(object)
             places = places.where(places.notna(), None)
             for index, row in side.shown.stream():
                 packed = pack(row)
                 folder = side.table.files[int(side.shown.rows.at[index, "file"])].path.parent
                 place = places.loc[index].to_dict()
-                more = {"run": side.number, "prompt": self.prompts.number(folder, row)}
+                more: dict[str, Any] = {
+                    **{"run": side.number, "prompt": self.prompts.number(folder, row)}
+                }
+                if by:
+                    more["groups"] = {name: place.pop(name) for name in by}
                 yield packed.line | place | more, packed.texts, packed.tokens
 
     def _flush(self, texts: list[Any], tokens: list[Any]) -> Iterator[tuple[str, bytes]]:
@@ -102,6 +107,7 @@ class Pieces:
             "runs": [_about(side) for side in self.sides],
             "passes": list(labels),
             "chunk": CHUNK,
+            "by": list(self.sides[0].table.by),
             "rows": self.lines,
             "charts": found,
             "tables": list(charts.tables(named)),
@@ -141,15 +147,17 @@ def write_report(
     rows: int = SHOWN_ROWS,
     title: str = TITLE,
     tasks: StoredTasks | None = None,
+    by: Sequence[str] = (),
 ) -> int:
     """Write the report of some run folders, beside that of others to compare; returns its bytes.
 
     `tasks` makes the tasks that rows name, to show their prompts: those of conf/ unless given.
+    `by` names columns of the data that tables and filters group by as well.
 
     Raises:
         SpecError: a folder without rows, or a library that is missing.
     """
     require(rows >= 0, "--rows", "be 0 or more", rows)
     groups = [runs, compare] if compare else [runs]
-    sides = [read(number, roots, rows) for number, roots in enumerate(groups)]
+    sides = [read(number, roots, rows, by) for number, roots in enumerate(groups)]
     return html_file.write(output, title, Pieces(sides, tasks or StoredTasks()))

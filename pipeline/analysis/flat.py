@@ -11,10 +11,10 @@ KINDS = {bool: "bool", int: "int", float: "float", str: "text"}
 
 
 def flat(row: Row) -> Row:
-    """A row whose passes are columns such as `pass1.entropy`."""
+    """A row whose passes are columns such as `pass1.entropy`, its metadata `metadata.subject`."""
     columns: Row = {}
     for name, value in row.items():
-        if name.startswith("pass") and isinstance(value, dict):
+        if name.startswith(("pass", "metadata")) and isinstance(value, dict):
             columns |= {f"{name}.{field}": inner for field, inner in value.items()}
         elif not (name.startswith("pass") and value is None):
             columns[name] = value

@@ -22,6 +22,7 @@ from pipeline.store.files import encode
 from pipeline.store.pass_names import distinct_passes
 from tests.browser.runs import CUES, HOSTILE, PHASES, generation, write_run
 from tests.fakes.configs import ROOT
+from tests.fakes.stored_rows import write_rows
 
 PIECE = re.compile(r'<script type="text/plain" id="piece-([\w-]+)">([A-Za-z0-9+/=]*)</script>')
 
@@ -246,3 +247,17 @@ def test_an_installation_carries_every_file_of_the_page() -> None:
     carried = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     assert carried == {path for path in html_file.PAGE.rglob("*") if path.is_file()}
     assert len(carried) > 40
+
+
+def test_tables_and_rows_are_grouped_by_a_column_of_the_data(tmp_path: Path) -> None:
+    fields = {"pass1": {"is_correct_pred": True, "entropy": 0.5}, "task": "t", "sample_idx": 0}
+    rows = [{"example_id": str(i), "metadata": {"subject": "ab"[i % 2]}} | fields for i in range(6)]
+    path = write_rows(tmp_path / "step0.jsonl", rows)
+    assert report.main([str(path), "-o", str(tmp_path / "r.html"), "--by", "subject"]) == 0
+    index = unpacked(tmp_path / "r.html")["index"]
+    assert index["by"] == ["subject"]
+    assert [r["groups"]["subject"] for r in index["rows"]] == list("ababab")
+    passes = next(table for table in index["tables"] if table["title"].startswith("Passes"))
+    lines = [dict(zip(passes["columns"], line, strict=True)) for line in passes["rows"]]
+    assert [(line["subject"], line["rows"]) for line in lines] == [("a", 3), ("b", 3)]
+    assert all(line["accuracy %"] == "100.0 [43.9, 100.0]" for line in lines)
