@@ -41,7 +41,8 @@ def test_the_door_prints_equal_reason_and_time_per_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["equal"] for line in lines] == [True, False, False, False]
-    assert all(set(line) == {"equal", "reason", "seconds"} for line in lines)
+    assert all(set(line) == {"equal", "reason", "seconds", "limit"} for line in lines)
+    assert [line["limit"] for line in lines] == [None, None, None, "timeout"]
     assert lines[2]["reason"] == "no answer" and "longer than 1 s" in lines[3]["reason"]
 
 

@@ -9,52 +9,64 @@ from pipeline.protocols import Generation
 
 AnswerStatus = Literal["answered", "no_answer", "truncated"]
 
-
 THINK, ANSWER, OUTPUT = "think", "answer", "output"
-_ANSWER_BLOCK = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
-
-
-_ANSWER_OPEN = re.compile(r"<answer>", re.IGNORECASE)
+_OPENING = re.compile(r"<answer>", re.IGNORECASE)
+_CLOSING = re.compile(r"</answer>", re.IGNORECASE)
+_THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExtractedAnswer:
     """The answer block of one pass.
 
-    Its stripped text, whether it was closed, and everything the model wrote.
+    `text` is its stripped text, empty where there is none; `closed` says that it was written to its
+    end. `output` is everything the model wrote, and `cut` says that a phase ended before the model
+    did. `unfinished` says that the output was cut inside its reasoning or inside an open answer
+    block: whatever stands before the cut, a box for example, is not the answer.
     """
 
     text: str
     closed: bool
-    capped: bool  # a phase ended at its cap
-    whole: str
+    cut: bool
+    unfinished: bool
+    output: str
+
+    @property
+    def missing_status(self) -> AnswerStatus:
+        """The `answer_status` of a pass without an answer."""
+        return "truncated" if self.cut else "no_answer"
 
 
-def find(generations: Mapping[str, Generation]) -> Found:
-    """The answer of one pass.
-
-    From its answer phase or from the first answer block of a single phase.
-    """
-    capped = any(g.truncated for g in generations.values())
-    if ANSWER in generations:
-        answer = generations[ANSWER]
-        think = generations[THINK].text if THINK in generations else ""
-        whole = f"{think}\n{answer.text}"
-        return Found(answer.text.strip(), not answer.truncated, capped, whole)
-    output = generations[OUTPUT]
-    text = output.spelled
-    block = _ANSWER_BLOCK.search(text)
-    if block:
-        return Found(block.group(1).strip(), True, capped, text)
-    opened = _ANSWER_OPEN.search(text)
-    if opened and output.finish_reason == "stop_token":  # the stop string itself may be left out
-        return Found(text[opened.end() :].strip(), True, capped, text)
-    return Found("", False, capped, text)
+def extract(generations: Mapping[str, Generation]) -> ExtractedAnswer:
+    """The answer of one pass: its answer phase, or the first answer block of a single phase."""
+    cut = any(generation.truncated for generation in generations.values())
+    if ANSWER not in generations:
+        return _from_output(generations[OUTPUT], cut)
+    answer = generations[ANSWER]
+    think = generations[THINK].text if THINK in generations else ""
+    closed = not answer.truncated
+    return ExtractedAnswer(answer.text.strip(), closed, cut, not closed, f"{think}\n{answer.text}")
 
 
-def visible(found: Found) -> str:
-    """What a reader takes as the answer where no tag holds one.
+def _from_output(generation: Generation, cut: bool) -> ExtractedAnswer:
+    output = generation.spelled
+    opening = _OPENING.search(output)
+    closing = _CLOSING.search(output, opening.end()) if opening else None
+    if opening and closing:
+        text = output[opening.end() : closing.start()].strip()
+        return ExtractedAnswer(text, True, cut, False, output)
+    if opening and generation.finish_reason == "stop_token":  # the stop string may be left out
+        return ExtractedAnswer(output[opening.end() :].strip(), True, cut, False, output)
+    unfinished = cut and (opening is not None or _thinking(output))
+    return ExtractedAnswer("", False, cut, unfinished, output)
 
-    The text after the last closed think block.
-    """
-    return re.split(r"</think>", found.whole, flags=re.IGNORECASE)[-1].strip()
+
+def _thinking(output: str) -> bool:
+    """True when the last think tag of the output opens a block."""
+    tags = _THINK_TAG.findall(output)
+    return bool(tags) and tags[-1] == ""
+
+
+def visible(answer: ExtractedAnswer) -> str:
+    """What a reader takes as the answer where no tag holds one: all after the last think block."""
+    return re.split(r"</think>", answer.output, flags=re.IGNORECASE)[-1].strip()

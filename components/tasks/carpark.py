@@ -65,7 +65,9 @@ class Carpark(Questions):
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: parses, legal, solves, optimal, canonical match, and the soft reward."""
-        answer = answers.find(generations).text
+        extracted = answers.extract(generations)
+        answer = extracted.text
+        answered = bool(answer) and not extracted.unfinished
         canon = soft_match.canonical(answer)
         meta = example.metadata
         board = meta.get("board")
@@ -73,16 +75,18 @@ class Carpark(Questions):
         reward, detail = soft_match.soft_reward(canon, golds or _solved(board))
         match = canon in golds if golds else None
         verdict = judge(board, meta["moves"], canon) if board else {}
+        right = verdict.get("is_optimal", match)
         return {
             "pred_answer": answer,
             "pred_answer_canon": canon,
+            "answer_status": "answered" if answered else extracted.missing_status,
             "is_valid_pred": canon is not None,
             "is_legal": verdict.get("is_legal"),
             "is_solved": verdict.get("is_solved"),
             "is_optimal": verdict.get("is_optimal"),
             "illegal_reason": verdict.get("illegal_reason"),
             "is_gold_match": match,
-            "is_correct_pred": verdict.get("is_optimal", match),
+            "is_correct_pred": right and answered if right is not None else None,
             "soft_reward": reward,
             "soft_reward_detail": detail,
         }

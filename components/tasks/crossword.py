@@ -49,10 +49,13 @@ class Crossword(Questions):
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: exact letters, fit to enumeration and length, and the substring rule."""
-        answer = answers.find(generations).text
+        extracted = answers.extract(generations)
+        answer = extracted.text
+        answered = bool(answer) and not extracted.unfinished
         fields: dict[str, Any] = {
             "pred_answer": answer,
             "pred_answer_canon": canonical(answer),
+            "answer_status": "answered" if answered else extracted.missing_status,
             "is_correct_pred": None,
             "is_correct_substring": None,
             "fits_enumeration": None,
@@ -66,7 +69,7 @@ class Crossword(Questions):
             fields["fits_length"] = len(letters(answer)) == sum(wanted)
         if example.target is not None:
             gold = canonical(example.target)
-            fields["is_correct_pred"] = same_entry(example.target, answer)
+            fields["is_correct_pred"] = answered and same_entry(example.target, answer)
             fields["is_correct_substring"] = bool(gold) and gold in canonical(answer)
         return fields
 

@@ -1,9 +1,10 @@
 r"""Math problems with one answer each, graded for mathematical equality.
 
-What counts as the answer: the answer tag's text, else the last balanced `\boxed{}`, else none (with
-`last_number`, the last number of an uncut output). `answer_status` is `answered`; `truncated` when
-a cap cut the pass before a whole answer came; `no_answer` otherwise. Only answered passes can be
-right; a box inside the tag is the answer within the tag.
+What counts as the answer: the answer tag's text, else the last balanced `\boxed{}` (boxes that only a
+comma, `and` or `or` parts make one answer), else none (with `last_number`, the last number of an
+uncut output). `answer_status` is `answered`; `truncated` when a cap or the context's end cut the
+pass before an answer came, inside its reasoning, or inside an open answer; `no_answer` otherwise.
+Only answered passes can be right; a box inside the tag is the answer within the tag.
 
 What counts as equal (`is_correct_pred`), kind by kind:
 
@@ -23,7 +24,8 @@ What counts as equal (`is_correct_pred`), kind by kind:
 - inequalities: up to a positive factor; in one variable, the interval that they describe;
 - words: without case, blanks and punctuation; `\text{(B)}` is B.
 
-Longer than 2,000 characters, unreadable, or too slow (hard limit, `grading_seconds`): different.
+Longer than 2,000 characters or unreadable: different. Too slow (`grading_seconds`), too large or a
+crash of the grader: different, and the pass says so in `grading` (`timeout`, `memory`, `crash`).
 `is_correct_substring` keeps the rule of published tables: canonical gold contained in canonical
 prediction.
 """
@@ -35,7 +37,7 @@ from typing import Any
 from components.data_sets import columns, records
 from components.grading import answers
 from components.grading import text as text_grading
-from components.grading.math.boxed import last_boxed
+from components.grading.math.boxed import boxed_answer
 from components.grading.math.canonical import canonical, contains
 from components.grading.math.pool import Pool
 from components.grading.verdict import Verdict
@@ -74,36 +76,40 @@ class Mathematics(Questions):
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: equality by math-verify, and the published substring rule beside it."""
-        found = answers.find(generations)
-        boxed = last_boxed(found.text or found.whole)
-        answer = found.text or boxed or self._number(found)
-        status: answers.AnswerStatus = "answered"
-        if not boxed and not (answer and (found.closed or not found.text)):
-            status = "truncated" if found.capped else "no_answer"
+        extracted = answers.extract(generations)
+        boxed = boxed_answer(extracted.text or extracted.output)
+        answer = extracted.text or boxed or self._number(extracted)
+        answered = bool(boxed or answer) and not extracted.unfinished
         canon = canonical(answer)
         fields: dict[str, Any] = {
             "pred_answer": answer,
             "pred_answer_canon": canon,
-            "answer_status": status,
+            "answer_status": "answered" if answered else extracted.missing_status,
             "is_correct_pred": None,
             "is_correct_substring": None,
         }
         if example.target is not None:
             gold = str(example.target)
             fields["is_correct_substring"] = contains(canonical(gold), canon)
-            fields["is_correct_pred"] = (
-                status == "answered" and self.pool.grade(gold, boxed or answer).equal
-            )
+            verdict = self.pool.grade(gold, boxed or answer) if answered else None
+            fields["is_correct_pred"] = verdict is not None and verdict.equal
+            if verdict is not None and verdict.limit is not None:
+                fields["grading"] = verdict.limit
         return fields
 
     def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
-        """Compare two answers as `score` does; nothing else of the row matters."""
-        return self.pool.grade(str(gold), last_boxed(pred) or pred)
+        """Compare two answers as `score` does; the gold may be a worked solution, as in a data set.
 
-    def _number(self, found: answers.Found) -> str:
-        if not self.last_number or found.capped:
+        Nothing else of the row matters.
+        """
+        wanted = self._worked(str(gold))
+        answer = str(gold).strip() if wanted is None else wanted
+        return self.pool.grade(answer, boxed_answer(pred) or pred)
+
+    def _number(self, extracted: answers.ExtractedAnswer) -> str:
+        if not self.last_number or extracted.cut:
             return ""
-        number = text_grading.last_number(answers.visible(found))
+        number = text_grading.last_number(answers.visible(extracted))
         return "" if number is None else str(number)
 
     def _example(self, row: records.Record) -> Example:
@@ -113,16 +119,18 @@ class Mathematics(Questions):
         return Example(columns.own_id(row, self.columns), question, gold, metadata)
 
     def _gold(self, row: records.Record, cell: str) -> str:
-        """The answer in a cell: what `answer_pattern` finds.
-
-        Else the box of a worked solution, else all of it.
-        """
-        if self._pattern is None:
-            return last_boxed(cell) or cell.strip()
-        matches = list(self._pattern.finditer(cell))
-        if not matches:
+        """The answer in a cell of the data set. DataError where `answer_pattern` finds none."""
+        answer = self._worked(cell)
+        if answer is None and self._pattern is not None:
             pattern = self._pattern.pattern
             raise records.DataError(
                 f"{row.where}: task.answer_pattern {pattern!r} finds nothing in {cell!r}"
             )
-        return str(matches[-1][1]).strip()
+        return cell.strip() if answer is None else answer
+
+    def _worked(self, solution: str) -> str | None:
+        """The answer that `answer_pattern` finds in a worked solution, without one its box."""
+        if self._pattern is None:
+            return boxed_answer(solution)
+        matches = list(self._pattern.finditer(solution))
+        return str(matches[-1][1]).strip() if matches else None

@@ -46,8 +46,8 @@ class Prompts(Questions):
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """What was answered; there is nothing to be right about."""
-        found = answers.find(generations)
-        answer = found.text or answers.visible(found)
+        extracted = answers.extract(generations)
+        answer = extracted.text or answers.visible(extracted)
         return {"pred_answer": answer, "pred_answer_canon": None, "is_correct_pred": None}
 
     def _example(self, row: records.Record) -> Example:

@@ -12,7 +12,7 @@ from typing import Any
 from components.data_sets import columns, records
 from components.grading import answers
 from components.grading import text as text_grading
-from components.grading.math.boxed import last_boxed
+from components.grading.math.boxed import boxed_answer
 from components.grading.math.pool import Pool
 from components.grading.verdict import Verdict
 from components.tasks import tag_phases
@@ -66,18 +66,25 @@ class QuestionAnswering(Questions):
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: the answer found, and the grader's verdict (None without gold)."""
-        found = answers.find(generations)
-        answer = self._answer(found)
+        extracted = answers.extract(generations)
+        answer = self._answer(extracted)
+        answered = bool(answer) and not extracted.unfinished
         fields: dict[str, Any] = {
             "pred_answer": answer,
             "pred_answer_canon": text_grading.normal(answer),
-            "answer_status": "answered" if answer else "truncated" if found.capped else "no_answer",
+            "answer_status": "answered" if answered else extracted.missing_status,
             "is_correct_pred": None,
         }
         if example.target is not None:
+            fields["is_correct_pred"] = False
             golds = example.target if isinstance(example.target, list) else [example.target]
-            verdicts = (self.grade(gold, answer, example.metadata) for gold in golds)
-            fields["is_correct_pred"] = any(verdict.equal for verdict in verdicts)
+            for gold in golds if answered else ():
+                verdict = self.grade(gold, answer, example.metadata)
+                if verdict.limit is not None:
+                    fields["grading"] = verdict.limit
+                if verdict.equal:
+                    fields["is_correct_pred"] = True
+                    break
         return fields
 
     def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
@@ -86,11 +93,11 @@ class QuestionAnswering(Questions):
         `choices` of the row are the texts behind letters.
         """
         if self.grader == "math":
-            return self.pool.grade(str(gold), last_boxed(pred) or pred)
+            return self.pool.grade(str(gold), boxed_answer(pred) or pred)
         return text_grading.grade(self.grader, str(gold), pred, row.get("choices") or ())
 
-    def _answer(self, found: answers.Found) -> str:
-        text = found.text or answers.visible(found)
+    def _answer(self, extracted: answers.ExtractedAnswer) -> str:
+        text = extracted.text or answers.visible(extracted)
         if self._pattern is None:
             return text
         try:

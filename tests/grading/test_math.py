@@ -4,6 +4,9 @@ A table of pairs, MATH-500 and its near misses, hostile input, threads.
 """
 
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -14,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from components.grading.math.boxed import last_boxed
+from components.grading.math.boxed import boxed_answer
 from components.grading.math.canonical import canonical, contains
 from components.grading.math.compare import compare
-from components.grading.math.pool import Pool
+from components.grading.math.pool import GraderError, Pool
 from tests.grading.near_misses import near_misses
 
 HERE = Path(__file__).parent
@@ -168,10 +171,18 @@ def test_a_closed_pool_starts_again() -> None:
         (r"put it in \boxed please", None),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
         ("no box, only 7", None),
+        (r"\boxed{1} and \boxed{2}", "1, 2"),
+        (r"$\boxed{1}$, $\boxed{2}$ and $\boxed{3}$", "1, 2, 3"),
+        (r"$x=\boxed{-2}$ or $x=\boxed{1}$", "x=-2, x=1"),
+        (r"x=\boxed{-2} \text{ or } x=\boxed{1}", "x=-2, x=1"),
+        (r"\boxed{1}. Check: and \boxed{2}", "2"),
+        (r"\boxed{1} is wrong, and \boxed{2}", "2"),
+        (r"\boxed{\boxed{5}}", r"\boxed{5}"),
+        (r"{ \boxed{5}", "5"),
     ],
 )
 def test_the_last_balanced_box_is_found(text: str, box: str | None) -> None:
-    assert last_boxed(text) == box
+    assert boxed_answer(text) == box
 
 
 @pytest.mark.parametrize(
@@ -219,3 +230,61 @@ def test_a_grader_whose_asker_was_killed_ends_without_a_traceback() -> None:
         asked.stdin.write(b'{"gold": "1", "pred": "1"}\n')
         asked.stdin.close()
         assert b"Traceback" not in asked.stderr.read()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_grading_process_that_dies_never_gives_a_verdict() -> None:
+    pool = Pool(workers=1)
+    assert pool.grade("1", "1").equal
+    (supervisor,) = pool.pids()
+    for victim in (*children(supervisor), supervisor):
+        os.kill(victim, signal.SIGKILL)
+        assert pool.grade(r"\frac{1}{2}", "0.5").equal
+    pool.close()
+
+
+def test_a_grader_killed_twice_on_one_pair_fails_the_row() -> None:
+    pool = Pool(workers=1, seconds=20)
+    assert pool.grade("1", "1").equal
+    with ThreadPoolExecutor(1) as threads:
+        (supervisor,) = pool.pids()
+        asked = threads.submit(pool.grade, "x", "9^{9^{9^9}}")
+        for _ in range(2):
+            (grader,) = children(supervisor)
+            time.sleep(0.3)
+            os.kill(grader, signal.SIGKILL)
+            while grader in children(supervisor) or not children(supervisor):
+                time.sleep(0.01)
+        with pytest.raises(GraderError, match="died twice"):
+            asked.result()
+    pool.close()
+
+
+def test_a_hard_memory_limit_below_ours_still_grades() -> None:
+    code = (
+        "from components.grading.math.pool import Pool\n"
+        "pool = Pool(workers=1)\n"
+        "print(pool.grade('4', '4.0').equal, pool.grade('4', '5').equal)\n"
+    )
+    limit = (1500 << 20, 1500 << 20)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=HERE.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit),
+    )
+    assert done.stdout == "True False\n", done.stderr
+
+
+def test_a_grading_process_that_cannot_start_gives_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(GraderError, match="math-verify"):
+        Pool(workers=1).grade("4", "4")

@@ -27,7 +27,14 @@ def math() -> Any:
     [
         (tagged("0.5\n"), "0.5", "answered", True),
         (tagged(r"\boxed{1/2}"), r"\boxed{1/2}", "answered", True),
-        (tagged("it is \\boxed{1/2} I say", finish="max_new_tokens"), None, "answered", True),
+        (tagged("it is \\boxed{1/2} I say", finish="max_new_tokens"), None, "truncated", False),
+        (tagged(r"\boxed{0.5}, no", finish="other"), None, "truncated", False),
+        (single("<think>\\boxed{0.5} but", "max_new_tokens"), None, "truncated", False),
+        (single("<think>\\boxed{0.5} but", "other"), None, "truncated", False),
+        (single("<think>x</think> \\boxed{0.5} as", "max_new_tokens"), "0.5", "answered", True),
+        (single("<answer>\\boxed{0.5} no \\boxed{7", "max_new_tokens"), None, "truncated", False),
+        (single("<answer>1/2</answer> Also", "max_new_tokens"), "1/2", "answered", True),
+        (single("the answer", "other"), "", "truncated", False),
         (tagged("0.5 because of", finish="max_new_tokens"), "0.5 because of", "truncated", False),
         (tagged(r"\boxed{0.", finish="max_new_tokens"), r"\boxed{0.", "truncated", False),
         (tagged(""), "", "no_answer", False),
@@ -67,6 +74,26 @@ def test_prose_counts_only_when_asked_for() -> None:
     assert fields["answer_status"] == "answered" and fields["is_correct_pred"]
     cut = lenient.score(HALF, single("There are 7 of them, or 1/2", "max_new_tokens"))
     assert cut["answer_status"] == "truncated" and not cut["is_correct_pred"]
+
+
+def test_a_comparison_that_a_limit_ended_is_told_in_the_row() -> None:
+    math = task("math", grading_seconds=0.5)
+    slow = math.score(Example("e", "q", "x"), tagged("9^{9^{9^9}}"))
+    assert slow["is_correct_pred"] is False and slow["grading"] == "timeout"
+    assert "grading" not in math.score(Example("e", "q", "x"), tagged("y"))
+
+
+def test_grade_takes_the_result_of_a_worked_solution_as_a_run_does() -> None:
+    solution = r"Halve it: $x=\boxed{\frac{1}{2}}$."
+    assert task("math").grade(solution, "0.5", {}).equal
+    assert task("gsm8k").grade("2*3=<<2*3=6>>6\n#### 6", "6", {}).equal
+    assert task("gsm8k").grade("6", "6", {}).equal
+
+
+def test_a_megabyte_of_unclosed_tags_and_boxes_is_read(math: Any) -> None:
+    for piece in ("<answer>", "\\boxed{", "\\boxed{1} and ", "<think>", "{"):
+        fields = math.score(HALF, single(piece * (1_000_000 // len(piece)), "max_new_tokens"))
+        assert fields["is_correct_pred"] is False
 
 
 def test_the_substring_score_stands_beside_the_strict_one(math: Any) -> None:

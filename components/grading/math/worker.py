@@ -1,9 +1,10 @@
 """The grading process: `python -m components.grading.math.worker SECONDS MEGABYTES`.
 
-A supervisor reads one JSON job a line (`{"gold", "pred"}`) and answers one JSON verdict a line. A
-child forked from it does the grading; a child that overstays its time or dies is replaced in
-milliseconds, since the imports are done. Everything runs in main threads of single-threaded
-processes, and nothing of the texts is ever executed.
+A supervisor reads one JSON job a line (`{"gold", "pred"}`) and answers one JSON object a line: the
+fields of a Verdict, or `{"died": true}` when the grader ended without one. The grader is a child
+forked from it; a child that exceeds its time or dies is replaced in milliseconds, since the imports
+are done. Everything runs in main threads of single-threaded processes, and nothing of the texts is
+ever executed.
 """
 
 import json
@@ -21,11 +22,12 @@ FAILURES = (
     ArithmeticError,
     AttributeError,
     LookupError,
-    MemoryError,
     RuntimeError,
     TypeError,
     ValueError,
 )
+# Signals that native code raises on the text itself (GMP aborts when memory ends), never the system.
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 
 
 class Child:
@@ -47,30 +49,39 @@ class Child:
         self.verdicts = verdicts_out
         self.rest = b""
 
-    def grade(self, job: bytes) -> dict[str, Any] | None:
-        """The verdict; None when the child died or took too long (it is dead then)."""
+    def grade(self, job: bytes) -> dict[str, Any]:
+        """A Verdict's fields but `seconds`, or `{"died": True}`.
+
+        After `timeout` and `died` the child must be replaced.
+        """
         try:
             self.jobs.write(job)
         except BrokenPipeError:
-            return None
+            return {"died": True}
         line = self._line(time.monotonic() + self.seconds)
-        return None if line is None else json.loads(line)
+        if line is None:
+            reason = f"took longer than {self.seconds:g} s"
+            return {"equal": False, "reason": reason, "limit": "timeout"}
+        verdict: dict[str, Any] = json.loads(line) if line else {"died": True}
+        return verdict
 
-    def kill(self) -> None:
-        """Kill and reap."""
+    def kill(self) -> int:
+        """Kill and reap; the signal that ended the child, which may have come before."""
         os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         self.jobs.close()
         os.close(self.verdicts)
+        return max(0, -os.waitstatus_to_exitcode(status))
 
     def _line(self, deadline: float) -> bytes | None:
+        """One line; empty when the child ended, None when the deadline passed."""
         while b"\n" not in self.rest:
             wait = deadline - time.monotonic()
             if wait <= 0 or not select.select([self.verdicts], [], [], wait)[0]:
                 return None
             data = os.read(self.verdicts, 65536)
             if not data:
-                return None
+                return b""
             self.rest += data
         line, _, self.rest = self.rest.partition(b"\n")
         return line
@@ -82,16 +93,15 @@ def supervise(jobs: BinaryIO, verdicts: BinaryIO, seconds: float, megabytes: int
     verdicts.write(b'{"ready": true}\n')
     verdicts.flush()
     for job in jobs:
-        begun = time.monotonic()
+        started = time.monotonic()
         verdict = child.grade(job)
-        took = time.monotonic() - begun
-        if verdict is None:
-            child.kill()
+        took = time.monotonic() - started
+        if verdict.get("died") or verdict.get("limit") == "timeout":
+            ended_by = child.kill()
             child = Child(seconds, megabytes)
-            reason = (
-                f"took longer than {seconds:g} s" if took >= seconds else "the grading process died"
-            )
-            verdict = {"equal": False, "reason": reason}
+            if verdict.get("died") and ended_by in CRASHES:
+                reason = f"crashes the grader (signal {ended_by})"
+                verdict = {"equal": False, "reason": reason, "limit": "crash"}
         verdict["seconds"] = took
         verdicts.write(json.dumps(verdict).encode() + b"\n")
         verdicts.flush()
@@ -105,16 +115,23 @@ def _serve(jobs: BinaryIO, verdicts: BinaryIO, seconds: float, megabytes: int) -
         job = json.loads(line)
         try:
             equal, reason = compare(job["gold"], job["pred"])
+            limit = None
+        except MemoryError:
+            equal, reason, limit = False, f"needs more than {megabytes} MB", "memory"
         except FAILURES as error:
-            equal, reason = False, f"cannot be graded: {type(error).__name__}"
-        verdicts.write(json.dumps({"equal": equal, "reason": reason}).encode() + b"\n")
+            equal, reason, limit = False, f"cannot be graded: {type(error).__name__}", None
+        verdict = {"equal": equal, "reason": reason, "limit": limit}
+        verdicts.write(json.dumps(verdict).encode() + b"\n")
         verdicts.flush()
     os._exit(0)
 
 
 def _limit_memory(megabytes: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, hard))
+    limit = megabytes << 20
+    resource.setrlimit(
+        resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+    )
 
 
 def _limit_time(seconds: float) -> None:
