@@ -1,8 +1,9 @@
 """Asks a task's grader: `python launch/grade.py task=math pairs=FILE.jsonl`.
 
 Every line of the file holds `gold` and `pred`; every line printed holds `equal`, `reason`,
-`seconds` and `limit` (null, or the limit that ended the comparison: timeout, memory, crash). Further columns of a line (a `board`, `choices`) are the task's to use; `task.*`
-overrides work as for a run.
+`seconds` and `limit` (null, or the limit that ended the comparison: timeout, memory, crash).
+Further columns of a line (a `board`, `choices`) are the task's to use; `task.*` overrides work as
+for a run.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 r"""Math problems with one answer each, graded for mathematical equality.
 
-What counts as the answer: the answer tag's text, else the last balanced `\boxed{}` (boxes that only a
-comma, `and` or `or` parts make one answer), else none (with `last_number`, the last number of an
+What counts as the answer: the answer tag's text, else the last balanced `\boxed{}` (boxes that only
+a comma, `and` or `or` parts make one answer), else none (with `last_number`, the last number of an
 uncut output). `answer_status` is `answered`; `truncated` when a cap or the context's end cut the
 pass before an answer came, inside its reasoning, or inside an open answer; `no_answer` otherwise.
 Only answered passes can be right; a box inside the tag is the answer within the tag.

@@ -4,7 +4,8 @@ import re
 
 _TOKEN = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _JOIN = re.compile(
-    r"[\s$)]*(?:\\[)\]!,;: ]|\s)*(?:\\text\s*\{)?\s*(?:[,;]\s*(?:and|or)?|and|or|\\(?:and|or))\s*\}?"
+    r"[\s$)]*(?:\\[)\]!,;: ]|\s)*(?:\\text\s*\{)?"
+    r"\s*(?:[,;]\s*(?:and|or)?|and|or|\\(?:and|or))\s*\}?"
     r"[\s$(]*(?:\\[(\[!,;: ]|\s)*((?:[A-Za-z](?:_\{?\w\}?)?|\\[a-z]+)\s*=\s*)?[\s$]*",
     re.IGNORECASE,
 )

@@ -26,7 +26,7 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-# Signals that native code raises on the text itself (GMP aborts when memory ends), never the system.
+# What native code raises on the text itself (GMP aborts when memory ends), unlike a kill.
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
 
 
