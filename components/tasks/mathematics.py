@@ -8,21 +8,28 @@ Only answered passes can be right; a box inside the tag is the answer within the
 
 What counts as equal (`is_correct_pred`), kind by kind:
 
+- spelling does not matter: Markdown, dollar signs, Unicode signs, `sqrt(x)`, `7*sin(pi*x/5)`,
+  `the answer is 5.`, `3 million` and `seven` are read as the LaTeX that they stand for;
 - numbers: exact, of any size; a decimal means exactly what it says, so no rounded root, fraction or
-  pi is equal;
+  pi is equal; `0.\overline{3}`, `0.(3)` and `0.333...` are one third;
 - formulas: equal values, with the same variables; capital and small letters are different ones;
 - `\mathrm{e}`, `\mathrm{i}`: the constants e and i;
+- angles: `\sin 30^\circ` takes degrees and `\sin 30` radians; elsewhere the degree is a unit;
 - percent: the sign may be left out, or the percentage written as a number: 50\% is 50 and 0.5, but
   0.5\% is never 0.5;
-- units, currency, degrees: may be left out; when both sides name one, it must be the same one, and
-  nothing is converted;
+- units, currency, degrees, `\pmod{10}`: may be left out; when both sides name one, it must be the
+  same one, and nothing is converted;
 - bases: base and digits must agree; a base left out or added is wrong, except base ten;
 - tuples, intervals: order and brackets count; a tuple may lack its round brackets, in order;
 - bare lists, sets: any order, nothing missing, nothing twice; `\pm` is both signs;
 - column vectors: equal to the tuple of their entries; a row is not a column;
-- equations: up to a constant factor; `x = 5` is 5, but `x = 5` is not `y = 5`;
-- inequalities: up to a positive factor; in one variable, the interval that they describe;
-- words: without case, blanks and punctuation; `\text{(B)}` is B.
+- equations: up to a constant factor; a lone name on one side (`x`, `a_1`, `f(x)`, `|AB|`, words, a
+  tuple of names) may be left out, so `x = 5` is 5, but it is not `y = 5`, and neither `2x = 5` nor
+  `x + y = 5` is 5; a true sum is its value: `2 + 4 = 6` is 6;
+- inequalities: up to a positive factor; in one variable, the interval that they describe, also when
+  joined by `or` (a union) and `and` (between two bounds), as `x \ne 3` and as a set by its rule;
+- choices: `(B)` is B, and `(B) 12` is B as well as 12;
+- words: without case, blanks and punctuation; `no solution` is the empty set.
 
 Longer than 2,000 characters or unreadable: different. Too slow (`grading_seconds`), too large or a
 crash of the grader: different, and the pass says so in `grading` (`timeout`, `memory`, `crash`).

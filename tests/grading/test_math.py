@@ -25,7 +25,11 @@ from tests.grading.near_misses import near_misses
 
 HERE = Path(__file__).parent
 MATH500 = HERE.parents[2] / "shared" / "data" / "math500.jsonl"
-PAIRS = [json.loads(line) for line in (HERE / "math_pairs.jsonl").read_text("utf-8").splitlines()]
+PAIRS = [
+    json.loads(line)
+    for name in ("math_pairs.jsonl", "math_spellings.jsonl")
+    for line in (HERE / name).read_text("utf-8").splitlines()
+]
 LIMIT = 5.0
 
 HOSTILE = [
@@ -79,7 +83,7 @@ def test_the_pair_is_judged_as_the_table_says(pool: Pool, pair: dict[str, object
 
 def test_the_table_is_large_and_two_sided() -> None:
     verdicts = Counter(pair["equal"] for pair in PAIRS)
-    assert len(PAIRS) >= 150 and verdicts[False] >= 60
+    assert len(PAIRS) >= 800 and verdicts[False] >= 280
     assert len({(pair["gold"], pair["pred"]) for pair in PAIRS}) == len(PAIRS)
 
 

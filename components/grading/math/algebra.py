@@ -38,6 +38,10 @@ _UNREADABLE = re.compile(
     r"|(?<![\^_\d])\d+ \d|(?<![a-zA-Z\\])[A-Za-z]{7,}"
 )
 _MIXED = re.compile(r"(?<![\w}.^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}")
+_ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-gi-z])")
+_DEGREES = re.compile(
+    r"(\d+(?:\.\d+)?|\\frac\{[^{}]*\}\{[^{}]*\}|\([^()]*\)|\\?[a-zA-Z]+) ?\^\\circ"
+)
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 
 
@@ -58,11 +62,20 @@ def parse(latex: str) -> sympy.Basic | None:
     """The expression, or None when the formula cannot be read whole."""
     if _UNREADABLE.search(latex) or "$" in latex:
         return None
-    prepared = _DECIMAL.sub(_as_fraction, _MIXED.sub(_as_improper, latex))
+    prepared = _DECIMAL.sub(_as_fraction, _MIXED.sub(_as_improper, in_radians(latex)))
     found = math_verify_parse(
         f"${prepared}$", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None
     )
     return found[0] if found else None
+
+
+def in_radians(latex: str) -> str:
+    """Degrees as multiples of pi where a function takes an angle; else their sign is dropped."""
+    if "\\circ" not in latex:
+        return latex
+    if _ANGLE_FUNCTION.search(latex) is None:
+        return latex.replace("^\\circ", "")
+    return _DEGREES.sub(r"(\\frac{\1\\pi}{180})", latex)
 
 
 def equal(gold: str, pred: str) -> tuple[bool, str]:
@@ -77,6 +90,12 @@ def equal(gold: str, pred: str) -> tuple[bool, str]:
         return exact, "equal values" if exact else "different values"
     same = bool(math_verify_verify(left, right, timeout_seconds=None))
     return same, "equal by math-verify" if same else "different by math-verify"
+
+
+def has_names(latex: str) -> bool:
+    """True when the formula has variables, or cannot be read."""
+    expression = parse(latex)
+    return expression is None or bool(getattr(expression, "free_symbols", True))
 
 
 def proportional(gold: str, pred: str, positive: bool) -> bool:

@@ -2,44 +2,9 @@
 
 import re
 
+from components.grading.math import spelling
 from components.grading.math.boxed import closing_brace
 
-_SIGNS = {
-    "\u2212": "-",
-    "\u2013": "-",
-    "\u2014": "-",
-    "\u00d7": "\\times ",
-    "\u00b7": "\\cdot ",
-    "\u22c5": "\\cdot ",
-    "\u00f7": "/",
-    "\u03c0": "\\pi ",
-    "\u221e": "\\infty ",
-    "\u00b0": "^\\circ ",
-    "\u222a": "\\cup ",
-    "\u2229": "\\cap ",
-    "\u2208": "\\in ",
-    "\u2264": "\\le ",
-    "\u2265": "\\ge ",
-    "\u2260": "\\ne ",
-    "\u00b1": "\\pm ",
-    "\u00b2": "^2",
-    "\u00b3": "^3",
-    "\u00bd": "\\frac{1}{2}",
-    "\u00bc": "\\frac{1}{4}",
-    "\u00be": "\\frac{3}{4}",
-    "\u00a0": " ",
-    "\u2009": " ",
-    "\u202f": " ",
-    "\u2220": "\\angle ",
-    "\u03b8": "\\theta ",
-    "\u03b1": "\\alpha ",
-    "\u03b2": "\\beta ",
-    "\uff0c": ",",
-    "\u2205": "\\emptyset ",
-    "\u211d": "\\mathbb{R}",
-}
-_UNICODE = str.maketrans(_SIGNS)
-_ROOT = re.compile("\u221a\\s*(?:(\\d+(?:\\.\\d+)?|[a-zA-Z])|\\(([^()]*)\\)|(?=\\{))")
 _WRAPS = (("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)"))
 _RENAMED = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
@@ -49,6 +14,8 @@ _RENAMED = (
         ),
         r"\\text",
     ),
+    (re.compile(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"(\w+) ?\\choose(?![a-zA-Z]) ?(\w+)"), r"\\binom{\1}{\2}"),
     (re.compile(r"\\leq?(?:slant)?(?![a-zA-Z])"), r"\\le "),
     (re.compile(r"\\geq?(?:slant)?(?![a-zA-Z])"), r"\\ge "),
     (re.compile(r"\\neq?(?![a-zA-Z])"), r"\\ne "),
@@ -66,16 +33,19 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\}|,\\,)\s*(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"(?<=\d)(?:\\,|\\ |~|\\;|\\:)(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!>]|(?<!\\)\\ |~|\\q?quad(?![a-zA-Z])|\s+")
 _LEAD_IN = re.compile(
-    r"(?:so|thus|hence|therefore)?,? ?(?:the )?(?:final )?answer ?(?:is|:) ?:?", re.IGNORECASE
+    r"(?:(?:so|thus|hence|therefore|then|and|finally)[,:]?\s+)?"
+    r"(?:(?:(?:the|my|our)\s+)?(?:(?:final|correct|required|exact)\s+)?"
+    r"(?:answer|result|solution|value)s?\s*(?:is|are|:|=|equals)(?:\s*(?:therefore|thus|:|=))?"
+    r"|(?:we|i)\s+(?:get|have|find|obtain)(?:\s+that)?|it\s+is|it's|\\therefore|\u2234|\#{2,4}|=)"
+    r"(?![a-zA-Z])\s*:?",
+    re.IGNORECASE,
 )
-_PLAIN_WORDS = (
-    (re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])"), r"\\pi "),
-    (re.compile(r"(?<![a-zA-Z\\])(?:infinity|infty|oo)(?![a-zA-Z])"), r"\\infty "),
-    (re.compile(r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"\*\*"), "^"),
-    (re.compile(r"\^\s*\(([^()]*)\)"), r"^{\1}"),
+_TRAIL = re.compile(
+    r"\s+(?:is|are)\s+(?:(?:the|our|my)\s+)?(?:(?:final|correct|required)\s+)?answers?\s*[.!]?$",
+    re.IGNORECASE,
 )
-_ROMAN = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|boldsymbol|bm)\s*(?=\{)")
+_EITHER = re.compile(r"(?:either|both)\s+(?=\S)", re.IGNORECASE)
+_ROMAN = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|boldsymbol|bm|underline)\s*(?=\{)")
 _FRAC = re.compile(r"\\frac\s*(?:\{|(\d)|([a-zA-Z])|(\\[a-zA-Z]+))")
 _SQRT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
 
@@ -85,15 +55,16 @@ def clean(text: str) -> str:
 
     Unknown commands stay as they are.
     """
-    text = text.strip()
+    text = _unwrap(spelling.plain(_unwrap(text.strip())))
     lead_in = _LEAD_IN.match(text)
-    text = _unwrap(text[lead_in.end() :].strip() if lead_in else text)
-    text = _ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2]}}}" if m[1] or m[2] else "\\sqrt", text)
-    text = text.translate(_UNICODE)
+    if lead_in and lead_in.end() < len(text):
+        text = _unwrap(spelling.plain(text[lead_in.end() :]))
+    text = _EITHER.sub("", _TRAIL.sub("", text), count=1)
+    text = spelling.latex(_unboxed(text))
     text = _SIZES.sub("", text)
     text = _THOUSANDS.sub(",", text)
     text = _GROUPED.sub("", text)
-    for pattern, replacement in (*_RENAMED, *_PLAIN_WORDS):
+    for pattern, replacement in _RENAMED:
         text = pattern.sub(replacement, text)
     text = _STYLES.sub(" ", text)
     text = _SPACES.sub(" ", text)
@@ -120,7 +91,7 @@ def balanced(text: str) -> bool:
 
 def _without_stop(text: str) -> str:
     text = text.rstrip()
-    while text.endswith((".", ",", ";")) and not text.endswith("\\,"):
+    while text.endswith((".", ",", ";", "\\")) and not text.endswith("..."):
         text = text[:-1].rstrip()
     return text
 
@@ -143,9 +114,22 @@ def _unwrap(text: str) -> str:
         if boxed and closing_brace(text, boxed.end()) == len(text) - 1:
             text = text[boxed.end() + 1 : -1].strip()
         if text.startswith("{") and closing_brace(text, 0) == len(text) - 1:
-            text = text[1:-1].strip()
+            inner = text[1:-1].strip()
+            if re.search(r"(?<!\{),(?!\d{3}\b|\}|\\)", inner):
+                return f"\\{{{inner}\\}}"  # a set whose braces lack their backslashes
+            text = inner
         if text == before:
             return text
+
+
+def _unboxed(text: str) -> str:
+    r"""Boxes within a longer text replaced by what they hold."""
+    while box := re.search(r"\\(?:boxed|fbox)\s*(?=\{)", text):
+        end = closing_brace(text, box.end())
+        if end is None:
+            return text
+        text = text[: box.start()] + text[box.end() + 1 : end] + text[end + 1 :]
+    return text
 
 
 def _bare(mark: str, text: str) -> bool:

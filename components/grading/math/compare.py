@@ -1,14 +1,16 @@
 """Whether a prediction equals the gold answer. The task's docstring states what counts as equal."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 from components.grading.math import algebra
 from components.grading.math.clean import balanced, clean
 from components.grading.math.exact import is_thousands, number
+from components.grading.math.names import is_name, is_variable
 from components.grading.math.shape import (
+    REALS,
     Atom,
     Based,
+    Choice,
     Group,
     Matrix,
     Quantity,
@@ -19,9 +21,14 @@ from components.grading.math.shape import (
     fold,
     read,
     split,
+    written,
 )
+from components.grading.math.units import split_letter_unit
 
 MAX_LENGTH = 2000
+EMPTY = Group("{", "}", ())
+MINUS_INFINITY, INFINITY = REALS.items
+NO_SOLUTION = ("nosolution", "nosolutions", "norealsolution", "norealsolutions")
 
 Outcome = tuple[bool, str]
 
@@ -44,9 +51,11 @@ def compare(gold: str, pred: str) -> Outcome:
 
 def same(gold: Shape, pred: Shape) -> Outcome:
     """Compare two shapes."""
+    if isinstance(gold, Choice) or isinstance(pred, Choice):
+        return _choices(gold, pred)
+    gold, pred = _meet(gold, pred)
     if isinstance(gold, Text) or isinstance(pred, Text):
         return _texts(gold, pred)
-    gold, pred = _meet(gold, pred)
     if isinstance(gold, Quantity) or isinstance(pred, Quantity):
         return _quantities(gold, pred)
     if isinstance(gold, Based) or isinstance(pred, Based):
@@ -73,6 +82,8 @@ def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
         gold = _as_other(gold)
     if isinstance(pred, Relation) and not isinstance(gold, Relation):
         pred = _as_other(pred)
+    gold, pred = _as_quantity(gold, pred), _as_quantity(pred, gold)
+    gold, pred = _as_set(gold, pred), _as_set(pred, gold)
     if isinstance(gold, Group) and isinstance(pred, Atom):
         pred = _as_list(gold, pred)
     elif isinstance(pred, Group) and isinstance(gold, Atom):
@@ -85,12 +96,42 @@ def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
 
 
 def _as_other(relation: Relation) -> Shape:
-    """The value of `name = value`, or the interval of an inequality in one variable."""
+    """What a relation says of a single value, else the relation itself.
+
+    The value of `name = value`, of `value = name` and of a true sum such as `2 + 4 = 6`; the
+    interval of an inequality in one variable, or the union that `x != 3` leaves.
+    """
     if set(relation.signs) == {"="}:
-        named = any(char.isalpha() for char in relation.sides[0])
-        return read(relation.sides[-1]) if named else relation
+        return _value(relation)
+    if relation.signs == ("!=",) and is_variable(relation.sides[0]):
+        return _all_but(relation)
     interval = _interval(relation)
     return relation if interval is None else interval
+
+
+def _value(relation: Relation) -> Shape:
+    first, last = relation.sides[0], relation.sides[-1]
+    values = relation.sides
+    if is_name(first):
+        values = values[1:]
+    elif is_name(last):
+        values = values[:-1]
+    elif any(map(algebra.has_names, values)):
+        return relation
+    result = read(values[-1])
+    chain = all(same(read(side), result)[0] for side in values[:-1])
+    return result if chain else relation
+
+
+def _all_but(relation: Relation) -> Shape:
+    """The real line without some numbers, as a union of open intervals."""
+    points = split(relation.sides[1], (",", ";"))
+    known = [(value, point) for point in points if (value := number(point)) is not None]
+    if len(known) != len(points):
+        return relation
+    ends = ["-\\infty", *(point for _, point in sorted(known)), "\\infty"]
+    pairs = zip(ends, ends[1:], strict=False)
+    return Union(tuple(Group("(", ")", (read(low), read(high))) for low, high in pairs))
 
 
 def _interval(relation: Relation) -> Group | None:
@@ -103,19 +144,43 @@ def _interval(relation: Relation) -> Group | None:
     if len(signs) == 2:
         low, middle, high = sides
         ends = ("(" if signs[0] == "<" else "["), (")" if signs[1] == "<" else "]")
-    elif _is_variable(sides[0]):
+    elif is_variable(sides[0]):
         (middle, high), low = sides, "-\\infty"
         ends = "(", ")" if signs[0] == "<" else "]"
     else:
         (low, middle), high = sides, "\\infty"
         ends = ("(" if signs[0] == "<" else "["), ")"
-    if not _is_variable(middle):
+    if not is_variable(middle):
         return None
     return Group(ends[0], ends[1], (read(low), read(high)))
 
 
-def _is_variable(side: str) -> bool:
-    return len(side) == 1 and side.isalpha()
+def _as_quantity(shape: Shape, other: Shape) -> Shape:
+    """`36 m^2` is a quantity beside one, and otherwise a formula."""
+    if isinstance(shape, Atom) and isinstance(other, Quantity):
+        parts = split_letter_unit(shape.latex)
+        if parts is not None:
+            return Quantity(Atom(parts[0]), parts[1])
+    return shape
+
+
+def _as_set(shape: Shape, other: Shape) -> Shape:
+    """Two bounds beside an interval are the interval between them; `no solution` is the empty set.
+
+    Beside anything else, the shape itself.
+    """
+    if isinstance(shape, Text) and shape.folded in NO_SOLUTION and other == EMPTY:
+        return EMPTY
+    if not isinstance(shape, Group) or not isinstance(other, Group) or not other.opening:
+        return shape
+    rays = [_as_other(item) for item in shape.items if isinstance(item, Relation)]
+    bounds = [ray for ray in rays if isinstance(ray, Group)]
+    if shape.opening or len(shape.items) != 2 or len(bounds) != 2:
+        return shape
+    low, high = bounds if bounds[0].items[1] == INFINITY else bounds[::-1]
+    if low.items[1] != INFINITY or high.items[0] != MINUS_INFINITY:
+        return shape
+    return Group(low.opening, high.closing, (low.items[0], high.items[1]))
 
 
 def _as_list(other: Group, atom: Atom) -> Shape:
@@ -133,10 +198,28 @@ def _as_tuple(matrix: Matrix) -> Shape:
     return matrix
 
 
+def _choices(gold: Shape, pred: Shape) -> Outcome:
+    """A letter with its text against both, against the letter alone, or against the text alone."""
+    if isinstance(gold, Choice) and isinstance(pred, Choice):
+        if gold.letter != pred.letter:
+            return False, f"choice {gold.letter} against {pred.letter}"
+        return same(gold.answer, pred.answer)
+    choice, other = (gold, pred) if isinstance(gold, Choice) else (pred, gold)
+    assert isinstance(choice, Choice)
+    if _words(other) == choice.letter.casefold():
+        return True, "the same choice"
+    return same(choice.answer, other)
+
+
 def _texts(gold: Shape, pred: Shape) -> Outcome:
     ours, theirs = _words(gold), _words(pred)
-    equal = bool(ours) and ours == theirs
+    equal = bool(ours) and _singular(ours) == _singular(theirs)
     return equal, "same words" if equal else "different words"
+
+
+def _singular(words: str) -> str:
+    """`solutions` may be named, in one or many, or left out behind `infinitely many`."""
+    return words.replace("solutions", "solution").replace("manysolution", "many")
 
 
 def _words(shape: Shape) -> str:
@@ -161,19 +244,18 @@ def _quantities(gold: Shape, pred: Shape) -> Outcome:
     value = gold.value if isinstance(gold, Quantity) else gold
     other = pred.value if isinstance(pred, Quantity) else pred
     if "%" in (ours, theirs) and ours != theirs:
-        return _percent(value, other, gold_is_percent=ours == "%")
+        return _percent(value, other) if ours == "%" else _percent(other, value)
     equal, reason = same(value, other)
     if equal and ours != theirs:
         return True, f"{reason}; the unit is left out"
     return equal, reason
 
 
-def _percent(gold: Shape, pred: Shape, gold_is_percent: bool) -> Outcome:
+def _percent(percent: Shape, bare: Shape) -> Outcome:
     """A percentage with its sign against a bare value: the same number, or its hundredth."""
-    percent, bare = (gold, pred) if gold_is_percent else (pred, gold)
     equal, _ = same(percent, bare)
-    small = isinstance(bare, Atom) and (value := number(bare.latex)) is not None and abs(value) <= 1
-    if equal and (gold_is_percent or not small):
+    small = isinstance(bare, Atom) and (value := number(bare.latex)) is not None and abs(value) < 1
+    if equal and not small:
         return True, "equal; the percent sign is left out"
     if isinstance(percent, Atom) and isinstance(bare, Atom):
         equal, _ = same(Atom(f"\\frac{{{percent.latex}}}{{100}}"), bare)
@@ -198,7 +280,10 @@ def _relations(gold: Relation, pred: Relation) -> Outcome:
         return _equations(gold, pred)
     ours, theirs = _interval(gold), _interval(pred)
     if ours is not None and theirs is not None:
-        return _groups(ours, theirs)
+        if _variables(gold) == _variables(pred):
+            return _groups(ours, theirs)
+        if len(_variables(gold)) == len(_variables(pred)) == 1:
+            return False, "inequalities in different variables"
     ours_up, theirs_up = _ascending(gold), _ascending(pred)
     if ours_up.signs != theirs_up.signs or len(ours_up.sides) != 2:
         return False, "different relations"
@@ -209,7 +294,7 @@ def _relations(gold: Relation, pred: Relation) -> Outcome:
 
 def _equations(gold: Relation, pred: Relation) -> Outcome:
     names = gold.sides[0], pred.sides[0]
-    if names[0].replace(" ", "") == names[1].replace(" ", ""):
+    if names[0].replace(" ", "") == names[1].replace(" ", "") or _same_function(*names):
         equal, reason = same(read(gold.sides[-1]), read(pred.sides[-1]))
         if equal:
             return True, reason
@@ -217,6 +302,18 @@ def _equations(gold: Relation, pred: Relation) -> Outcome:
         return False, "different equations"
     equal = algebra.proportional(_difference(gold), _difference(pred), positive=False)
     return equal, "the same equation" if equal else "different equations"
+
+
+def _variables(relation: Relation) -> set[str]:
+    return {side for side in relation.sides if is_variable(side)}
+
+
+def _same_function(left: str, right: str) -> bool:
+    """`f(x)` and `y` name the same value; two variables, or two functions, do not."""
+    calls = [
+        is_name(name) and name.rstrip().endswith(")") and "(" in name[1:] for name in (left, right)
+    ]
+    return any(calls) and "y" in (left.strip(), right.strip())
 
 
 def _ascending(relation: Relation) -> Relation:
@@ -294,18 +391,8 @@ def _atoms(gold: str, pred: str) -> Outcome:
     ours, theirs = number(gold), number(pred)
     if ours is not None and theirs is not None:
         return ours == theirs, "equal numbers" if ours == theirs else "different numbers"
-    return algebra.equal(_written(gold, ours), _written(pred, theirs))
-
-
-def _written(latex: str, value: Fraction | None) -> str:
-    """A number as the parser reads it without rounding or separators."""
-    if value is None:
-        return latex
-    sign, top = "-" if value < 0 else "", abs(value.numerator)
-    return (
-        f"{sign}{top}"
-        if value.denominator == 1
-        else f"{sign}\\frac{{{top}}}{{{value.denominator}}}"
+    return algebra.equal(
+        gold if ours is None else written(ours), pred if theirs is None else written(theirs)
     )
 
 

@@ -17,7 +17,10 @@ _SCIENTIFIC = re.compile(
     rf"({_UNSIGNED}) ?(?:\\times|\\cdot|\*|x) ?10 ?\^ ?(?:\{{ ?(-?\d{{1,3}}) ?\}}|(\d))"
 )
 _E_NOTATION = re.compile(rf"({_UNSIGNED})[eE]([+-]?\d{{1,3}})")
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline ?\{(\d+)\}")
+_REPEATING = re.compile(
+    r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot) ?(?:\{ ?(\d+) ?\}|(\d))|\((\d+)\)"
+    r"|(\d)\6\6+ ?(?:\.\.\.|\\cdots))"
+)
 
 
 def number(text: str) -> Fraction | None:
@@ -78,7 +81,8 @@ def _repeating(body: str) -> Fraction | None:
     match = _REPEATING.fullmatch(body)
     if match is None:
         return None
-    whole, lead, cycle = match[1] or "0", match[2], match[3]
+    whole, lead = match[1] or "0", match[2]
+    cycle = match[3] or match[4] or match[5] or match[6]
     shift: int = 10 ** len(lead)
     nines: int = 10 ** len(cycle) - 1
     period = Fraction(int(cycle), nines)

@@ -5,8 +5,10 @@ List, tuple, interval, set, union, matrix, relation, quantity, text.
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from components.grading.math.exact import number
+from components.grading.math.numerals import spelled_number
 from components.grading.math.units import split_unit
 
 MAX_DEPTH = 12
@@ -14,12 +16,39 @@ MAX_DEPTH = 12
 _MATRIX = re.compile(
     r"\\begin ?\{([pbB]?matrix|smallmatrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}", re.DOTALL
 )
-_BASED = re.compile(r"([0-9A-Za-z]+) ?_ ?(?:\{ ?(?:\\text ?\{)?([a-z]+|\d+)\}? ?\}|(\d))")
+_BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?(?:\\text ?\{)?([a-z]+|\d+)\}? ?\}|(\d))")
 _BASE_WORDS = re.compile(r"([0-9A-Z]+) ?\\?(?:text ?\{)? ?\(? ?(?:in )?base[ -](\w+) ?\)? ?\}?")
 _NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve".split()
-_PERCENT = re.compile(r"(.*?) ?(?:\\?%|\\text ?\{ ?(?:percent|pct)\.? ?\}|percent)", re.DOTALL)
+_PERCENT = re.compile(
+    r"(.*?) ?(?:\\?%|\\text ?\{ ?(?:percent|per cent|pct)\.? ?\}|percent|per cent|pct)", re.DOTALL
+)
 _WORDS = re.compile(r"\\text ?\{([^{}]*)\}")
 _AND = re.compile(r" ?\\text ?\{ ?,? ?(?:and|or) ?\} ?| (?:and|or) ")
+_OR = re.compile(r" ?\\text ?\{ ?,? ?or ?\} ?| or |\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])")
+_CASES = re.compile(
+    r"\\begin ?\{(cases|aligned|align\*?|array|gathered)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}",
+    re.DOTALL,
+)
+_BUILDER = re.compile(
+    r"\\\{ ?[A-Za-z](?: ?\\in ?\\mathbb ?\{ ?R ?\})? ?(?:\\mid|\\vert|\||:) ?(.*[^\\ ]) ?\\\}",
+    re.DOTALL,
+)
+_REALS = re.compile(
+    r"\\mathbb ?\{? ?R ?\}?"
+    r"|(?:\\text ?\{ ?)?(?:the set of )?(?:all )?reals?(?: numbers?)?(?: ?\})?",
+    re.IGNORECASE,
+)
+_EXCEPT = re.compile(
+    r"(?:\\mathbb ?\{? ?R ?\}?) ?(?:\\setminus|\\backslash|-|\\text ?\{ ?except ?\}) ?\\\{(.*)\\\}"
+)
+_EMPTY = re.compile(
+    r"\\emptyset|\\\{ ?\\\}|\\text ?\{ ?(?:the )?empty set ?\}|(?:the )?empty set", re.I
+)
+_NONE = re.compile(r"no(?: real)? solutions?|none exist|does not exist", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"\\text ?\{ ?\(?([A-J])\)?[.:)]? ?\} ?(?:\\ )?[.:]? ?(\S.*)|\(?([A-J])[).:] ?(\S.*)", re.DOTALL
+)
+_OPEN_ENDS = re.compile(r"(\]|\[)([^\[\]]*[,;][^\[\]]*)(\[|\])")  # ]a, b[ and its halves
 _MEMBER = re.compile(r"[A-Za-z] ?\\in(?![a-zA-Z]) ?")
 _OPENERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle"}
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
@@ -32,6 +61,7 @@ _RELATIONS = {
     "\\ne": "!=",
     "\\lt": "<",
     "\\gt": ">",
+    "\\equiv": "=",
 }
 
 
@@ -75,6 +105,14 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The letter of a choice and the answer behind it, as in `(B) 12`."""
+
+    letter: str
+    answer: "Shape"
+
+
+@dataclass(frozen=True, slots=True)
 class Union:
     """A union of intervals or sets."""
 
@@ -96,7 +134,9 @@ class Relation:
     signs: tuple[str, ...]
 
 
-Shape = Text | Atom | Based | Quantity | Group | Union | Matrix | Relation
+Shape = Text | Atom | Based | Quantity | Group | Union | Matrix | Relation | Choice
+ORDER = {"<", ">", "<=", ">="}
+REALS = Group("(", ")", (Atom("-\\infty"), Atom("\\infty")))
 
 
 def read(text: str, depth: int = 0) -> Shape:
@@ -104,9 +144,9 @@ def read(text: str, depth: int = 0) -> Shape:
     text = text.strip()
     if depth > MAX_DEPTH:
         return Text(fold(text))
-    based = _based(text)
-    if based is not None:
-        return based
+    special = _based(text) or _special(text, depth)
+    if special is not None:
+        return special
     head, unit = split_unit(text)
     if unit is not None and number(head) is not None:
         return Quantity(Atom(head), unit)
@@ -117,13 +157,51 @@ def read(text: str, depth: int = 0) -> Shape:
     if percent and percent[1]:
         return Quantity(read(percent[1], depth + 1), "%")
     if is_words(text):
-        return Text(fold(text))
+        spelled = spelled_number(_WORDS.sub(lambda m: m[1], text))
+        return Text(fold(text)) if spelled is None else Atom(written(spelled))
     if unit is not None and head and head != text:
         return Quantity(read(head, depth + 1), unit)
     inner = _WORDS.fullmatch(text)
     if inner:
         return read(inner[1], depth + 1)
     return Atom(text)
+
+
+def _special(text: str, depth: int) -> Shape | None:
+    """Sets with a name or a rule, systems in braces, and choices with their text."""
+    if _REALS.fullmatch(text):
+        return REALS
+    if _EMPTY.fullmatch(text):
+        return Group("{", "}", ())
+    excluded = _EXCEPT.fullmatch(text)
+    if excluded:
+        points = split(excluded[1], (",", ";"))
+        return Relation(("x", ",".join(points)), ("!=",))
+    builder = _BUILDER.fullmatch(text)
+    if builder:
+        return read(builder[1], depth + 1)
+    cases = _CASES.fullmatch(text)
+    if (
+        cases
+        and (cases[1] != "array" or _relation(cases[2]))
+        and "&" not in cases[2].replace("&=", "")
+    ):
+        rows = [row.replace("&", "").strip(" ,;") for row in re.split(r"\\\\", cases[2])]
+        return Group("", "", tuple(read(row, depth + 1) for row in rows if row))
+    choice = _CHOICE.fullmatch(text)
+    if choice and depth == 0:
+        letter, answer = (choice[1], choice[2]) if choice[1] else (choice[3], choice[4])
+        if answer[0] not in "+-*/^_=<>(,;)" and not answer.startswith(("\\cdot", "\\times")):
+            return Choice(letter, read(answer, depth + 1))
+    return None
+
+
+def written(value: Fraction) -> str:
+    """A number in LaTeX, as the parser reads it without rounding or separators."""
+    sign, top = "-" if value < 0 else "", abs(value.numerator)
+    if value.denominator == 1:
+        return f"{sign}{top}"
+    return f"{sign}\\frac{{{top}}}{{{value.denominator}}}"
 
 
 def _structured(text: str, depth: int) -> Shape | None:
@@ -137,6 +215,11 @@ def _structured(text: str, depth: int) -> Shape | None:
         rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", matrix[2]) if row.strip()]
         cells = [tuple(read(cell, depth + 1) for cell in row.split("&")) for row in rows]
         return Matrix(tuple(cells))
+    alternatives = [part for part in _OR.split(text) if part.strip()]
+    if len(alternatives) > 1:
+        relations = [_relation(part.strip()) for part in alternatives]
+        if all(relation and set(relation.signs) <= ORDER for relation in relations):
+            return Union(tuple(read(part, depth + 1) for part in alternatives))
     items = split(_AND.sub(", ", text), (",", ";"))
     if len(items) > 1:
         parts = [part for item in items if item.strip() for part in plus_minus(item)]
@@ -147,6 +230,10 @@ def _structured(text: str, depth: int) -> Shape | None:
     relation = _relation(text)
     if relation is not None:
         return relation
+    ends = _OPEN_ENDS.fullmatch(text)
+    if ends:
+        opening, closing = "(" if ends[1] == "]" else "[", ")" if ends[3] == "[" else "]"
+        text = f"{opening}{ends[2]}{closing}"
     delimited = _delimited(text, depth)
     signed = plus_minus(text)
     if delimited is None and len(signed) > 1:
@@ -171,6 +258,11 @@ def _delimited(text: str, depth: int) -> Shape | None:
         return Group("{", "}", tuple(read(part, depth + 1) for part in parts if part.strip()))
     if len(items) == 1:
         return read(inner, depth + 1) if (opening, closing) in (("(", ")"), ("[", "]")) else None
+    rows = [read(item, depth + 1) for item in items] if opening == "[" else []
+    if rows and all(isinstance(row, Group) and row.opening == "[" for row in rows):
+        return Matrix(tuple(row.items for row in rows if isinstance(row, Group)))
+    if (opening, closing) == ("[", "]") and len(items) > 2:
+        opening = closing = ""  # a list as programs write it
     opening, closing = opening.replace("\\langle", "("), closing.replace("\\rangle", ")")
     return Group(opening, closing, tuple(read(item, depth + 1) for item in items))
 

@@ -25,27 +25,49 @@ _SPELLINGS = {
     "oz": "oz ounce",
     "l": "l liter litre",
     "ml": "ml milliliter millilitre",
+    "%": "percent pct",
     "dollar": "dollar usd",
+    "euro": "euro eur",
+    "pound sterling": "gbp",
     "cent": "cent",
     "degree": "degree deg",
     "radian": "radian rad",
     "unit": "unit",
     "person": "person people",
+    "am": "am",
+    "pm": "pm",
 }
 _CANON = {word: canon for canon, words in _SPELLINGS.items() for word in words.split()}
 _WHOLE = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "fps": "ft/s"}
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _BARE = re.compile(
-    r"(.*[\d}!)])( ?)((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z]+(?:(?: ?/ ?| per )[A-Za-z]+)?)"
+    r"(.*(?:[\d}!)]|\\pi))( ?)((?:(?:square|sq|cubic|cu)\.? )?[A-Za-z]+"
+    r"(?:(?: ?/ ?| per )[A-Za-z]+| sterling)?)"
     r"( ?\^ ?\{?[23]\}?)?"
 )
 _TEXT = re.compile(r"(.*[^\s\\]) ?\\text ?\{([^{}]*)\} ?(\^ ?\{? ?\d ?\}?)?")
+_MARKS = {
+    "\\$": "dollar",
+    "$": "dollar",
+    "\u20ac": "euro",
+    "\\euro": "euro",
+    "\u00a3": "pound sterling",
+    "\\pounds": "pound sterling",
+    "\u00a2": "cent",
+    "\\cent": "cent",
+}
+_NAMED = re.compile(r"(?:\\text ?\{ ?)?(USD|EUR|GBP)(?: ?\})? ?(-?[\d.,]+)")
+_MODULUS = re.compile(
+    r"(.*?[^\s(,]),? ?(?:\\pmod ?(?:\{ ?(\w+) ?\}|(\w))"
+    r"|\(? ?(?:\\[bp]?mod|mod|modulo|\\text ?\{ ?mod ?\}) ?\{? ?(\w+) ?\}? ?\)?)"
+)
+_ANGLE_FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-gi-z])")
+_LETTER = re.compile(r"(-?[\d.,]*\d) ?((?:sq\.? )?[mhsglM](?: ?\^ ?\{?[23]\}?)?)")
 _FUNCTIONS = {
     "sin",
     "cos",
     "tan",
     "cot",
-    "sec",
     "csc",
     "log",
     "exp",
@@ -65,12 +87,19 @@ def split_unit(text: str) -> tuple[str, str | None]:
     Read from a trailing `\text{...}`, a degree sign, a dollar sign in front, or a known or long
     bare word after a number.
     """
-    if text.startswith("\\$") or text.startswith("$"):
-        return text.lstrip("\\$").strip(), "dollar"
-    if text.endswith("\\$"):
-        return text[:-2].strip(), "dollar"
-    if text.endswith("^\\circ"):
+    for mark, currency in _MARKS.items():
+        if text.startswith(mark):
+            return text.removeprefix(mark).strip(), currency
+        if text.endswith(mark):
+            return text.removesuffix(mark).strip(), currency
+    named = _NAMED.fullmatch(text)
+    if named:
+        return named[2], canonical_unit(named[1])
+    if text.endswith("^\\circ") and not _ANGLE_FUNCTION.search(text):
         return text[: -len("^\\circ")].strip(), "degree"
+    modulus = _MODULUS.fullmatch(text)
+    if modulus:
+        return modulus[1].strip(), f"mod {modulus[2] or modulus[3] or modulus[4]}"
     match = _TEXT.fullmatch(text)
     if match and re.search(r"[A-Za-z]", match[2]):
         unit = canonical_unit(match[2] + (match[3] or ""))
@@ -82,9 +111,20 @@ def split_unit(text: str) -> tuple[str, str | None]:
     return text, None
 
 
+def split_letter_unit(text: str) -> tuple[str, str] | None:
+    """`36 m^2` as number and unit, for texts that are compared with a quantity.
+
+    Elsewhere a single letter behind a number is a variable.
+    """
+    match = _LETTER.fullmatch(text)
+    return (match[1], canonical_unit(match[2]) or match[2]) if match else None
+
+
 def canonical_unit(text: str) -> str | None:
     """`square centimetres`, `cm^2` and `sq. cm` are `cm^2`; None when there are no letters."""
-    words = re.sub(r"[{}.]", " ", text.lower().replace(" per ", "/"))
+    words = text.lower().replace("per cent", "percent").replace(" per ", "/")
+    words = re.sub(r"\b([ap])\. ?m\b", r"\1m", words)
+    words = re.sub(r"[{}.]", " ", words)
     words = re.sub(r"\s*([/^])\s*", r"\1", words).strip()
     words = re.sub(r"^in (?=\w)", "", words)
     if not re.search(r"[a-z]", words):
@@ -99,6 +139,8 @@ def _one(words: str) -> str:
         power, parts = _POWERS[parts[0]], parts[1:]
     if len(parts) > 1 and parts[-1] in ("squared", "cubed"):
         power, parts = ("2" if parts[-1] == "squared" else "3"), parts[:-1]
+    if parts[0] in ("pound", "pounds") and parts[1:] == ["sterling"]:
+        return "pound sterling"
     name = " ".join(
         _CANON.get(word, _CANON.get(word.rstrip("s"), word.rstrip("s"))) for word in parts
     )
