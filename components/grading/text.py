@@ -9,21 +9,24 @@ from fractions import Fraction
 
 import regex  # type: ignore[import-untyped]
 
+from components.grading.choice import chosen_letter
 from components.grading.verdict import Verdict
 from pipeline.spec import SpecError, require
 
 REGEX_SECONDS = 2.0  # of processor time, so that the wall clock stays under 5 s beside other work
 MAX_LENGTH = 100_000  # characters of a prediction that are looked at
+MAX_DIGITS = 4000  # of a number that is read
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans(
     {char: " " for char in string.punctuation + "\u2018\u2019\u201c\u201d\u2013\u2014"}
 )
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+\u2212]?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+|\d+)?(\.\d+)?(?:/(\d+))?(?!\w)"
+    r"(?<![\w.])[-+\u2212]?[$\u20ac\u00a3]?(\d{1,3}(?:,\d{3})+|\d+)?(\.\d+)?"
+    r"(?:[eE]([-+]?\d{1,3})|/(\d+))?(?!\w|\.\d)"
 )
-_SAID = re.compile(r"(?:answer|option|choice)\s*(?:is|:)?\s*[:*]*\s*\(?\s*([A-Z])\b", re.IGNORECASE)
-_BOXED_LETTER = re.compile(r"\\boxed\s*\{\s*(?:\\text\s*\{)?\s*\(?([A-Z])\)?\s*\}")
-_LEADING = re.compile(r"\s*\(?\**([A-Z])\**(?:[).:]|\s*$|\s*\n)")
+_MINUS = re.compile(r"(?<![\w.])[-\u2212](?=[.\d])")
+_POINT = re.compile(r"(?<=\d)\.(?=\d)")
+_SEPARATOR = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 Grader = Callable[[str, str], tuple[bool, str]]
 
@@ -33,7 +36,7 @@ def grade(name: str, gold: str, pred: str, choices: Sequence[str] = ()) -> Verdi
 
     `choices` are the texts behind the letters of grader `choice`.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     pred = pred[:MAX_LENGTH]
     if not pred.strip():
         equal, reason = False, "no answer"
@@ -41,7 +44,7 @@ def grade(name: str, gold: str, pred: str, choices: Sequence[str] = ()) -> Verdi
         equal, reason = choice(gold, pred, choices)
     else:
         equal, reason = GRADERS[name](gold, pred)
-    return Verdict(equal, reason, time.monotonic() - begun)
+    return Verdict(equal, reason, time.monotonic() - started)
 
 
 def answer_pattern(text: str | None) -> "regex.Pattern[str] | None":
@@ -58,10 +61,14 @@ def answer_pattern(text: str | None) -> "regex.Pattern[str] | None":
 
 
 def normal(text: str) -> str:
-    """Case folded, accents and punctuation gone, no articles, single blanks."""
+    """Case folded, accents and punctuation gone, no articles, single blanks.
+
+    A number keeps its sign and its decimal point, so that -5 and 3.5 are not 5.
+    """
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    words = _ARTICLES.sub(" ", plain.casefold().translate(_PUNCTUATION))
-    return " ".join(words.split())
+    plain = _MINUS.sub("\x01", _POINT.sub("\x02", _SEPARATOR.sub("", plain.casefold())))
+    words = _ARTICLES.sub(" ", plain.translate(_PUNCTUATION))
+    return " ".join(words.replace("\x01", "-").replace("\x02", ".").split())
 
 
 def exact(gold: str, pred: str) -> tuple[bool, str]:
@@ -112,10 +119,16 @@ def choice(gold: str, pred: str, choices: Sequence[str] = ()) -> tuple[bool, str
     A gold text or index (from 0) becomes its letter.
     """
     wanted = letter_of(gold, choices)
-    given = chosen_letter(pred, choices)
+    given = chosen_letter(pred, choices) or _only_text(pred, choices)
     if given is None:
         return False, "no choice in the prediction"
     return given == wanted, f"{given} against {wanted}" if given != wanted else "same choice"
+
+
+def _only_text(pred: str, choices: Sequence[str]) -> str | None:
+    """The letter of the only choice whose text the prediction repeats."""
+    named = [index for index, text in enumerate(choices) if contains(text, pred)[0]]
+    return string.ascii_uppercase[named[0]] if len(named) == 1 else None
 
 
 def letter_of(gold: str, choices: Sequence[str]) -> str:
@@ -129,27 +142,6 @@ def letter_of(gold: str, choices: Sequence[str]) -> str:
     return bare.upper()
 
 
-def chosen_letter(pred: str, choices: Sequence[str]) -> str | None:
-    """The choice a prediction settles on.
-
-    Boxed, leading, said last, or the only choice text it repeats.
-    """
-    boxed = _BOXED_LETTER.findall(pred)
-    if boxed:
-        return str(boxed[-1])
-    leading = _LEADING.match(pred)
-    if leading:
-        return leading[1]
-    bare = re.fullmatch(r"\s*([a-z])[).]?\s*", pred)
-    if bare:
-        return bare[1].upper()
-    said = _SAID.findall(pred)
-    if said:
-        return str(said[-1]).upper()
-    named = [index for index, text in enumerate(choices) if contains(text, pred)[0]]
-    return string.ascii_uppercase[named[0]] if len(named) == 1 else None
-
-
 def last_number(text: str) -> Fraction | None:
     """The last number written in digits.
 
@@ -157,10 +149,13 @@ def last_number(text: str) -> Fraction | None:
     """
     found = None
     for match in _NUMBER.finditer(text):
-        whole, part, below = match.groups()
+        whole, part, exponent, below = match.groups()
         if whole is None and part is None:
             continue
-        value = Fraction((whole or "0").replace(",", "") + (part or ""))
+        digits = (whole or "0").replace(",", "") + (part or "")
+        if len(digits) > MAX_DIGITS:
+            continue
+        value = Fraction(digits) * Fraction(10) ** int(exponent or 0)
         if below is not None:
             if int(below) == 0:
                 continue
