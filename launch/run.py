@@ -21,8 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.config.command_line import ended, run_application
 from launch.config.compose import build_backend, build_point, register_schema, to_spec
+from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.running.here import run_ready
-from launch.running.screen import show_dry_run
+from launch.sweeps.points import missing_rows
 from launch.sweeps.sweep import of_points
 from pipeline.protocols import Backend
 from pipeline.run.point import Point
@@ -48,7 +49,7 @@ def run_config(config: DictConfig) -> int:
     backend = build_backend(spec)
     point = build_point(spec, backend, hydra_config.overrides.task, choices)
     if spec.run.dry:
-        show_dry_run(point, backend)
+        show_dry_run([PlannedPoint(point, backend, missing_rows(point))])
         return 0
     return run_points([point], backend, {point.folder: config})
 

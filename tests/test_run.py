@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -128,11 +129,48 @@ def test_a_sweep_makes_one_folder_per_point_and_its_rerun_asks_nothing(tmp_path:
     assert {p: p.read_bytes() for p in tmp_path.rglob("step*.jsonl")} == before
 
 
-def test_a_dry_run_prints_the_prompt_and_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_prints_a_prompt_of_every_pass_and_writes_nothing(tmp_path: Path) -> None:
     done = run(*LINE, f"run.root={tmp_path}/new", "run.dry=true")
     assert "Clue: " in done.stdout and "<think>" in done.stdout
+    assert "pass 2c, cue wait" in done.stdout
+    assert "[think: up to 750 tokens by the model]" in done.stdout
+    assert done.stdout.count("Wait, let me reconsider") == 2  # the user's turn, and the reasoning
     assert "24 rows x 4 passes x 2 phases = 192 requests" in done.stdout
-    assert not list(tmp_path.rglob("*.jsonl"))
+    assert not list(tmp_path.iterdir())
+
+
+SWEPT = ["-m", *LINE[:2], "cue=wait", "run.limit=2", "sampling.temperature=0,0.3"]
+DRY_SWEEPS = [
+    [*SWEPT, "run.dry=true"],
+    ["experiment=temperatures", "task=crossword", "backend=echo", "run.limit=2", "run.dry=true"],
+    ["cluster=debug", *SWEPT, "run.dry=true"],
+]
+
+
+@pytest.mark.parametrize("line", DRY_SWEEPS)
+def test_a_dry_sweep_lists_its_points_and_generates_nothing(
+    tmp_path: Path, line: list[str]
+) -> None:
+    done = run(*line, f"run.root={tmp_path}/new")
+    assert "points, " in done.stdout and "nothing is generated" in done.stdout
+    assert done.stdout.count(", pass 1\n") == 1 and "by the model]" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_a_gateway_says_what_it_costs_at_most(tmp_path: Path) -> None:
+    line = ("task=crossword", "backend=openai", "backend.deployment=gpt-4o-mini", "cue=wait")
+    price = "+backend.prices.gpt-4o-mini={input: 1.0, output: 2.0}"
+    done = run(*line, price, f"run.root={tmp_path}", "run.limit=1", "run.dry=true")
+    assert float(re.search(r"cost: ([\d.]+) USD at most", done.stdout)[1]) > 0  # type: ignore[index]
+
+
+def test_a_dry_run_says_what_the_same_line_would_be_refused_for(tmp_path: Path) -> None:
+    where = [f"run.dir={tmp_path}/point", f"run.root={tmp_path}", "run.limit=1"]
+    run(*LINE, *where)
+    done = run(*LINE, *where, "run.seed=7", "run.dry=true", status=2)
+    assert "without run.dry this line is refused" in done.stderr
+    assert "run.seed (42 there, 7 now)" in done.stderr
+    assert "0 rows to do, of 1 x 4" in run(*LINE, *where, "run.dry=true").stdout
 
 
 def test_cfg_job_shows_the_run_and_help_the_groups() -> None:

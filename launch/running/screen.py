@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: progress, the summary at the end, a dry run."""
+"""What a person sees in the terminal: progress, and the summary at the end."""
 
 import math
 import time
@@ -13,8 +13,6 @@ from rich.table import Table
 from pipeline.analysis.row_files import find
 from pipeline.analysis.summary import passes
 from pipeline.analysis.table import load
-from pipeline.protocols import Backend, Prompt
-from pipeline.run.phases import assistant_turn
 from pipeline.run.point import Point
 from pipeline.run.session import Session
 from pipeline.store.files import Row
@@ -63,18 +61,6 @@ class Progress:
         seconds = max(time.monotonic() - self._start, 1e-9)
         rate = f"{self._tokens / seconds:.0f} tokens/s"
         self._bar.update(self._task, total=self._total, completed=self._done, rate=rate)
-
-
-def show_dry_run(point: Point, backend: Backend) -> None:
-    """Print the first full prompt as the model would see it and the number of planned requests."""
-    prompt = point.task.prompt(point.examples[0])
-    turn = assistant_turn(point.phases, []) if backend.capabilities.assistant_prefill else ()
-    print(backend.preview(Prompt(prompt.messages, (*prompt.prefill, *turn))))
-    passes = 1 + len(point.cues)
-    rows = len(point.examples) * point.spec.sampling.num_samples
-    requests = rows * passes * len(point.phases)
-    print(f"\n{rows} rows x {passes} passes x {len(point.phases)} phases = {requests} requests")
-    print(f"folder: {point.folder}")
 
 
 def print_summary(sessions: Sequence[Session]) -> None:

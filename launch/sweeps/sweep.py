@@ -15,12 +15,13 @@ from rich.console import Console
 from launch.config.cluster import check
 from launch.config.command_line import INTERRUPTED
 from launch.config.compose import build_backend
+from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.running.here import run_ready
 from launch.sweeps.job import Job
 from launch.sweeps.listing import write_listing
 from launch.sweeps.manifest import lines_of
 from launch.sweeps.packs import pack
-from launch.sweeps.plan import print_plan, split
+from launch.sweeps.plan import arrays, print_plan, split
 from launch.sweeps.point_table import print_points
 from launch.sweeps.points import Builder, Composer, Member, missing_rows
 from launch.sweeps.submit import QueueError, array_limit, submit
@@ -104,6 +105,9 @@ def run_sweep(
 
 def _go(sweep: Sweep) -> int:
     packs = sweep.packs()
+    if any(member.draft.spec.run.dry for member in sweep.members):
+        _show_dry(sweep, packs)
+        return 0
     if sweep.members[0].draft.spec.run.plan:
         print_plan(sweep.members, packs, sweep.options, sum(len(sweep.jobs(p)) for p in packs))
         return 0
@@ -117,6 +121,23 @@ def _go(sweep: Sweep) -> int:
     for member in sweep.members:
         member.missing = missing_rows(member.point) if member.point else 0
     return print_points(sweep.members, sweep.failures)
+
+
+def _show_dry(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> None:
+    """Show what the sweep would ask. Raises SpecError if it would be refused."""
+    for member in sweep.members:
+        if member.problem:
+            print(f"no checkpoint: {member.problem}")
+    planned = [
+        PlannedPoint(member.point, sweep.builder.backends[member.draft.load_key], member.missing)
+        for member in sweep.members
+        if member.point
+    ]
+    if planned:
+        show_dry_run(planned)
+    jobs = sum(len(sweep.jobs(pack_)) for pack_ in packs)
+    for line in arrays(jobs, sweep.options) if jobs else []:
+        print(line)
 
 
 def _run_here(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> int | None:

@@ -97,14 +97,11 @@ class Trace:
     ) -> Fields:
         """One reconsideration.
 
-        The prompt goes on with pass 1's turn and the cue as the user's next turn; the cue also
-        opens the reasoning.
+        A pass that the stored row has already is returned as it is.
         """
         if cue_hash(cue) in stored:
             return stored[cue_hash(cue)]
-        turn = Message("assistant", (*prompt.prefill, *assistant_turn(self.phases, prior)))
-        messages = (*prompt.messages, turn, Message("user", (cue.text,)))
-        again = await self._pass(Prompt(messages, prompt.prefill), cue)
+        again = await self._pass(reconsidering(self.phases, prompt, prior, cue), cue)
         fields = await self._finish(again, cue)
         fields["prev_output"] = assemble(self.phases, prior, "").text
         right, before = fields.get("is_correct_pred"), pass1.get("is_correct_pred")
@@ -118,10 +115,8 @@ class Trace:
         A pass 2 whose prompt is too long for the model ends with empty generations that say so.
         """
         generations: list[Generation] = []
-        prefix = cue_prefix(cue) if self._prefills else ""
         for phase in self.phases:
-            turn = assistant_turn(self.phases, generations, prefix) if self._prefills else ()
-            continued = Prompt(prompt.messages, (*prompt.prefill, *turn))
+            continued = continuing(self.phases, prompt, generations, cue, self._prefills)
             try:
                 generations.append(await self._ask(continued, phase, cue))
             except PromptTooLongError as error:
@@ -191,6 +186,27 @@ class Trace:
         marked = fields["has_reconsider_cue"]
         fields["is_correct_after_reconsideration"] = None if right is None else marked and right
         return fields
+
+
+def reconsidering(phases: Sequence[Phase], prompt: Prompt, prior: Passed, cue: Cue) -> Prompt:
+    """The prompt of a later pass: pass 1's turn follows the question, then the cue as user turn."""
+    turn = Message("assistant", (*prompt.prefill, *assistant_turn(phases, prior)))
+    messages = (*prompt.messages, turn, Message("user", (cue.text,)))
+    return Prompt(messages, prompt.prefill)
+
+
+def continuing(
+    phases: Sequence[Phase], prompt: Prompt, generations: Passed, cue: Cue | None, prefills: bool
+) -> Prompt:
+    """The prompt of the next phase of a pass.
+
+    Where the backend continues an assistant turn (`prefills`), the turn so far is its prefill, and
+    a cue opens it.
+    """
+    if not prefills:
+        return prompt
+    turn = assistant_turn(phases, generations, cue_prefix(cue))
+    return Prompt(prompt.messages, (*prompt.prefill, *turn))
 
 
 async def _all_of(work: Sequence[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
@@ -56,13 +57,26 @@ class PointSweeper(BasicSweeper):
     """Hydra's grid, but the launcher composes every point anyway: once is enough."""
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run the grid. Raises StoreError where the sweep's folder cannot be written."""
+        """Run the grid; with `run.dry` or `run.plan` no file is written.
+
+        Raises:
+            StoreError: the sweep's folder cannot be written.
+        """
         from launch.running.files import writing
 
         assert self.config is not None
+        if any(OmegaConf.select(self.config, f"run.{name}") for name in ("dry", "plan")):
+            return self._launch_without_files(arguments)
         with writing(Path(self.config.hydra.sweep.dir)):
             pass
         return super().sweep(arguments)
+
+    def _launch_without_files(self, arguments: Sequence[str]) -> Any:
+        assert self.hydra_context is not None and self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        batches = self.split_arguments(overrides, self.max_batch_size)
+        return [self.launcher.launch(batch, initial_job_idx=0) for batch in batches]
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Left to the launcher, which names the point that does not compose."""
