@@ -1,8 +1,11 @@
-"""Which traces of a point this writer may run: all of them, or chunk by chunk beside others."""
+"""Decides which samples this process works on.
+
+That is all of them, or, with `run.shards`, one of 256 chunks at a time beside other processes.
+"""
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -10,12 +13,15 @@ from pipeline.protocols import Example
 from pipeline.store.leases import Held, Lease, Leases, Raced
 from pipeline.store.rows import Key
 
-CHUNKS = 256  # fixed by the example's id alone, so any number of shards agrees on them
+NUM_CHUNKS = 256  # fixed by the example's id alone, so any number of shards agrees on them
 ALONE, MERGE, CHUNK = "all", "merge", "chunk-"
-PER_TRACE = 200  # characters that even the shortest question costs
+CHARACTERS_PER_TRACE = 200  # what even the shortest question costs
+MERGE_SECONDS = 10.0  # how long the lease for merging is waited for
+
+Traces = list[tuple[Example, int]]
 
 
-class Open(NamedTuple):
+class OpenChunk(NamedTuple):
     """A chunk under way: its lease, and its traces that have not ended."""
 
     lease: Lease
@@ -29,108 +35,110 @@ class Claims:
     end. Beside others it takes a chunk whenever it has room for traces, the longest first.
     """
 
-    def __init__(self, leases: Leases, shared: bool) -> None:
-        """Come in beside the others, or alone. Raises Held while that cannot be."""
+    def __init__(self, leases: Leases, shared: bool, traces: Sequence[tuple[Example, int]]) -> None:
+        """`traces` are those of the whole point, finished or not. Nothing is taken yet."""
         self.leases, self.shared = leases, shared
-        self.open: dict[str, Open] = {}
-        self._tried: set[str] = set()
-        self.whole: Lease | None = None
-        leases.enter()
-        with self.kept():
-            self.whole = self._enter()
+        self.chunks = split(traces) if shared else {ALONE: list(traces)}
+        self.open_chunks: dict[str, OpenChunk] = {}
+        self.whole_lease: Lease | None = None
+        self._untaken = list(self.chunks)
 
-    def _enter(self) -> Lease | None:
-        if self.shared:
-            self._take_over_whole()
-            return None
-        whole = self.leases.take(ALONE)
+    def enter(self) -> None:
+        """Come in beside the others, or alone. Raises Held while that cannot be."""
+        self.leases.enter()
+        with self.undo_on_error():
+            if self.shared:
+                self._see_that_nobody_is_alone()
+            else:
+                self.whole_lease = self._be_alone()
+
+    def _be_alone(self) -> Lease:
+        lease = self.leases.take(ALONE)
         for writer, alive in self.leases.others().items():
             if alive is not False:
-                self.leases.give_back(whole)
+                self.leases.give_back(lease)
                 raise Held(ALONE, writer, bool(alive))
         self.leases.bury()
         self.leases.clear(CHUNK)
-        return whole
+        return lease
 
-    def _take_over_whole(self) -> None:
-        """See that nobody is alone in the folder; one who died there is fenced off."""
-        while self.leases.state(ALONE) == "held":
+    def _see_that_nobody_is_alone(self) -> None:
+        while True:
             try:
-                self.leases.give_back(self.leases.take(ALONE))
+                return self.leases.fence_off(ALONE)
             except Raced:
                 time.sleep(0.05)
 
-    def chunks(self, todo: list[tuple[Example, int]]) -> dict[str, list[tuple[Example, int]]]:
-        """`todo` by chunk, the one with the most to expect first. Alone: one chunk."""
-        if not self.shared:
-            return {ALONE: todo}
-        found: dict[str, list[tuple[Example, int]]] = {}
-        for example, sample in todo:
-            found.setdefault(chunk_of(example.id), []).append((example, sample))
-        cost = {name: sum(map(expected, traces)) for name, traces in found.items()}
-        return dict(sorted(found.items(), key=lambda item: (-cost[item[0]], item[0])))
+    def take(self, left: Callable[[str], Traces]) -> Lease | None:
+        """The next chunk that can be had and of which traces are `left`; each is taken once.
 
-    def take(self, todo: list[tuple[Example, int]]) -> Lease | None:
-        """The next chunk that can be had; each is taken once. None where others hold the rest."""
-        for name in self.chunks(todo):
-            if name not in self._tried:
-                try:
-                    lease = self.whole or self.leases.take(name)
-                except Held:
-                    continue
-                self._tried.add(name)
-                return lease
+        None where nothing is left, or others hold it.
+        """
+        for name in filter(left, list(self._untaken)):
+            try:
+                lease = self.whole_lease or self.leases.take(name)
+            except Held:
+                continue
+            self._untaken.remove(name)
+            return lease
         return None
 
-    def start(self, lease: Lease, traces: list[tuple[Example, int]]) -> None:
+    def start(self, lease: Lease, traces: Traces) -> None:
         """The traces of a chunk begin."""
-        self.open[lease.name] = Open(lease, {Key(example.id, i) for example, i in traces})
+        self.open_chunks[lease.name] = OpenChunk(lease, {Key(e.id, sample) for e, sample in traces})
+        if not traces:
+            self._give_back_if_ended(lease.name)
 
     def held(self, key: Key) -> bool:
         """Whether this writer may still write the row of `key`."""
-        lease = self.whole or self.open[chunk_of(key.example_id)].lease
+        lease = self.whole_lease or self.open_chunks[chunk_of(key.example_id)].lease
         return self.leases.held(lease)
 
     def ended(self, key: Key) -> None:
         """A trace ended, well or not; with its last one the chunk is given back."""
-        name = ALONE if self.whole else chunk_of(key.example_id)
-        chunk = self.open[name]
-        chunk.keys.discard(key)
-        if not chunk.keys and not self.whole:
-            del self.open[name]
+        name = ALONE if self.whole_lease else chunk_of(key.example_id)
+        self.open_chunks[name].keys.discard(key)
+        self._give_back_if_ended(name)
+
+    def _give_back_if_ended(self, name: str) -> None:
+        chunk = self.open_chunks[name]
+        if not chunk.keys and not self.whole_lease:
+            del self.open_chunks[name]
             self.leases.give_back(chunk.lease)
 
-    def in_doubt(self, todo: list[tuple[Example, int]]) -> bool:
+    def in_doubt(self, left: Callable[[str], Traces]) -> bool:
         """Whether chunks that this writer has not had are held by writers not known to live."""
-        left = [name for name in self.chunks(todo) if name not in self._tried]
-        return any(self.leases.doubtful(name) for name in left)
+        return any(self.leases.doubtful(name) for name in self._untaken if left(name))
 
-    def elsewhere(self, todo: list[tuple[Example, int]]) -> bool:
-        """Whether all of `todo` is in the hands of other writers."""
-        left = [name for name in self.chunks(todo) if self.shared]
-        return bool(left) and all(
-            name not in self.open and self.leases.state(name) == "held" for name in left
+    def elsewhere(self, left: Callable[[str], Traces]) -> bool:
+        """Whether everything that is left is in the hands of other writers."""
+        names = [name for name in self.chunks if self.shared and left(name)]
+        return bool(names) and all(
+            name not in self.open_chunks and self.leases.state(name) == "held" for name in names
         )
 
-    def alone(self, seconds: float = 10.0) -> Lease | None:
-        """The lease for what one writer does for all at the end; None if another is at it."""
-        for _ in range(int(seconds / 0.1)):
+    def try_merge_lease(self) -> Lease | None:
+        """The lease for what one writer does for all at the end; None if another is at it.
+
+        Waits for it, in a thread, for `MERGE_SECONDS` at most.
+        """
+        for _ in range(int(MERGE_SECONDS / 0.1)):
             try:
-                return self.whole or self.leases.take(MERGE)
+                return self.whole_lease or self.leases.take(MERGE)
             except Held:
                 time.sleep(0.1)
         return None
 
-    def merged(self, lease: Lease) -> None:
-        """The rows are whole in one file: the chunks' leases mean nothing any more."""
-        self.open.clear()
+    def merge_done(self, lease: Lease) -> None:
+        """All rows are in one file: the chunks' leases mean nothing any more."""
+        self.open_chunks.clear()
         self.leases.clear(CHUNK)
         self.leases.bury()
-        if not self.whole:
+        if not self.whole_lease:
             self.leases.give_back(lease)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def undo_on_error(self) -> Iterator[None]:
         """Give everything back if the block fails."""
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -139,19 +147,32 @@ class Claims:
 
     def close(self) -> None:
         """Give everything back, unfinished."""
-        for chunk in self.open.values():
+        for chunk in self.open_chunks.values():
             self.leases.give_back(chunk.lease)
-        if self.whole:
-            self.leases.give_back(self.whole)
+        if self.whole_lease:
+            self.leases.give_back(self.whole_lease)
         self.leases.close()
+
+
+def split(traces: Sequence[tuple[Example, int]]) -> dict[str, Traces]:
+    """Traces by chunk, the chunk with the most to expect first."""
+    names: dict[str, str] = {}
+    chunks: dict[str, Traces] = {}
+    for example, sample in traces:
+        name = names.get(example.id)
+        if name is None:
+            name = names[example.id] = chunk_of(example.id)
+        chunks.setdefault(name, []).append((example, sample))
+    cost = {name: sum(map(expected_cost, members)) for name, members in chunks.items()}
+    return dict(sorted(chunks.items(), key=lambda item: (-cost[item[0]], item[0])))
 
 
 def chunk_of(example_id: str) -> str:
     """The chunk of an example: all of its samples are in the same one."""
-    number = int.from_bytes(hashlib.sha256(example_id.encode()).digest()[:4], "big") % CHUNKS
-    return f"{CHUNK}{number:03d}"
+    digest = hashlib.sha256(example_id.encode("utf-8", "surrogatepass")).digest()
+    return f"{CHUNK}{int.from_bytes(digest[:4], 'big') % NUM_CHUNKS:03d}"
 
 
-def expected(trace: tuple[Example, int]) -> int:
+def expected_cost(trace: tuple[Example, int]) -> int:
     """How long a trace may take, relative to others: longer questions get longer answers."""
-    return PER_TRACE + len(trace[0].question)
+    return CHARACTERS_PER_TRACE + len(trace[0].question)

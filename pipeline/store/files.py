@@ -1,17 +1,21 @@
-"""Files of JSON lines that survive a kill: replaced as a whole, appended to, flushed, repaired."""
+"""Files of JSON lines that survive a kill: replaced atomically, appended to, flushed, repaired."""
 
 import asyncio
 import json
 import os
+import secrets
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 Row = dict[str, Any]
+
+SCRATCH = ".tmp"  # ends the names of files that become others by a rename or a link
+_TOKEN = secrets.token_hex(3)  # process numbers repeat between containers
 
 
 class StoreError(RuntimeError):
@@ -25,6 +29,18 @@ class Line(NamedTuple):
     length: int
 
 
+class Fence(NamedTuple):
+    """Keeps a writer whose lease was taken over from replacing or removing files.
+
+    `check` raises StoreError once the lease is lost. Scratch files carry the name of the `writer`:
+    whoever takes the lease over removes them first (`remove_scratch`), so that a writer that was
+    paused between its last check and the rename finds nothing to rename.
+    """
+
+    writer: str
+    check: Callable[[], None]
+
+
 def encode(value: object) -> bytes:
     """One JSON line, non-ASCII kept, half a surrogate pair as its escape: no UTF-8 has it.
 
@@ -34,6 +50,15 @@ def encode(value: object) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
+def decode(raw: bytes) -> Row | None:
+    """The object of a JSON line; None for anything else."""
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):  # also bytes that are no UTF-8
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def read_lines(path: Path) -> Iterator[tuple[Line, Row | None]]:
     """Each line with its row; None for a line that is no JSON object."""
     if not path.exists():
@@ -41,41 +66,42 @@ def read_lines(path: Path) -> Iterator[tuple[Line, Row | None]]:
     with path.open("rb") as file:
         offset = 0
         for raw in file:
-            yield Line(offset, len(raw)), _decode(raw)
+            yield Line(offset, len(raw)), decode(raw)
             offset += len(raw)
 
 
-def _decode(raw: bytes) -> Row | None:
-    try:
-        value = json.loads(raw)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
+def write_atomically(path: Path, chunks: Iterable[bytes], fence: Fence | None = None) -> None:
     """Replace `path` as a whole: readers see the old or the new file, never a part.
 
+    With a `fence`, its check comes right before the replacement.
+
     Raises:
-        StoreError: it cannot be written; nothing is left beside it.
+        StoreError: it cannot be written, or the fence's lease is lost; nothing is left beside it.
     """
-    scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
+    scratch = _scratch(path, fence)
     try:
         with scratch.open("wb") as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
+        if fence:
+            fence.check()
         os.replace(scratch, path)
     except OSError as error:
         with suppress(OSError):
             scratch.unlink()
+        if fence:
+            fence.check()  # a lost lease says more than the missing scratch file that it causes
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+    except StoreError:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def create_once(path: Path, data: bytes) -> bool:
     """Create a file with its content unless it exists; of several contenders one gets True."""
-    scratch = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.new")
+    scratch = _scratch(path, None)
     try:
         scratch.write_bytes(data)
         os.link(scratch, path)  # decided by the server, also on NFS
@@ -86,6 +112,23 @@ def create_once(path: Path, data: bytes) -> bool:
     finally:
         scratch.unlink(missing_ok=True)
     return True
+
+
+def _scratch(path: Path, fence: Fence | None) -> Path:
+    writer = fence.writer if fence else f"{socket.gethostname()}-{os.getpid()}-{_TOKEN}"
+    number = threading.get_ident()  # threads of one process may write one file at once
+    return path.with_name(f".{path.name}.{writer}.{number}{SCRATCH}")
+
+
+def remove_scratch(folder: Path, living: Collection[str]) -> None:
+    """Remove what killed writers left of files under way; `living` writers keep theirs.
+
+    A writer is called `<host>-<process>-<token>`; every scratch file of a living process stays.
+    """
+    processes = {writer.rpartition("-")[0] for writer in living}
+    for path in folder.glob(f".*{SCRATCH}"):
+        if not any(f".{process}-" in path.name for process in processes):
+            path.unlink(missing_ok=True)
 
 
 def append(file: FileIO, data: bytes) -> int:
@@ -107,36 +150,53 @@ def append(file: FileIO, data: bytes) -> int:
     return offset
 
 
-class Flush:
-    """Flushes a file to disk for many threads: one flush serves all who wrote before it began."""
+class AppendFile:
+    """A file that many threads append lines to; one flush to disk serves all who wrote before."""
 
-    def __init__(self, file: FileIO) -> None:
-        """Nothing is written yet."""
-        self._file = file
-        self._mutex = threading.Lock()
-        self.written = self._flushed = 0
-        self._under_way: asyncio.Future[None] | None = None
+    def __init__(self, file: FileIO, fence: Fence | None = None) -> None:
+        """`file` is open for appending. `fence` explains a file that was removed by a takeover."""
+        self._file, self._fence = file, fence
+        self._append_mutex, self._flush_mutex = threading.Lock(), threading.Lock()
+        self.num_written = self._num_flushed = 0
+        self._flush_under_way: asyncio.Future[None] | None = None
 
-    def reach(self, count: int) -> None:
-        """Return once the first `count` writes are on disk; the writer counts them in `written`."""
-        with self._mutex:
-            if self._flushed >= count or self._file.closed:
+    def append(self, data: bytes) -> int:
+        """Append whole lines. Returns their offset; `flush` or `synced` bring them to disk.
+
+        Raises:
+            StoreError: they did not fit, or the file was removed.
+        """
+        with self._append_mutex:
+            if self._fence and os.fstat(self._file.fileno()).st_nlink == 0:
+                self._fence.check()
+            offset = append(self._file, data)
+            self.num_written += 1
+            return offset
+
+    def flush(self) -> None:
+        """Return once everything appended so far is on disk. Thread-safe."""
+        self._flush(self.num_written)
+
+    def _flush(self, num_lines: int) -> None:
+        with self._flush_mutex:
+            if self._num_flushed >= num_lines or self._file.closed:
                 return
-            reached = self.written
+            reached = self.num_written
             os.fsync(self._file.fileno())
-            self._flushed = reached
+            self._num_flushed = reached
 
-    async def reached(self, count: int) -> None:
-        """`reach` for any number of coroutines, which share one thread."""
-        while self._flushed < count and not self._file.closed:
-            if self._under_way is None or self._under_way.done():
-                work = asyncio.to_thread(self.reach, self.written)
-                self._under_way = asyncio.ensure_future(work)
-            await asyncio.shield(self._under_way)
+    async def synced(self) -> None:
+        """`flush` for any number of coroutines, which share one thread."""
+        num_lines = self.num_written
+        while self._num_flushed < num_lines and not self._file.closed:
+            if self._flush_under_way is None or self._flush_under_way.done():
+                work = asyncio.to_thread(self._flush, self.num_written)
+                self._flush_under_way = asyncio.ensure_future(work)
+            await asyncio.shield(self._flush_under_way)
 
     def close(self) -> None:
         """Close the file, once no flush is under way."""
-        with self._mutex:
+        with self._flush_mutex:
             self._file.close()
 
 
@@ -151,7 +211,7 @@ def repair(path: Path) -> int:
         last = file.read()
         if last.endswith(b"\n"):
             return 0
-        if _decode(last) is not None:
+        if decode(last) is not None:
             file.write(b"\n")
             return 0
         file.truncate(start)
@@ -164,8 +224,8 @@ def _last_line_start(file: IO[bytes], end: int, block: int = 1 << 16) -> int:
     while at > 0:
         begin = max(0, at - block)
         file.seek(begin)
-        found = file.read(at - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
+        newline = file.read(at - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
         at = begin
     return 0

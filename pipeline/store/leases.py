@@ -2,7 +2,7 @@
 
 Of the file system (local, NFS 3 or 4, Lustre, GPFS) this is assumed, and no lock calls are made:
 link(2) lets one of several contenders create a name; rename replaces a name at once; what a
-process wrote and closed is seen by whoever opens the file later (close-to-open); cached names and
+process wrote and closed is seen by anyone who opens the file later (close-to-open); cached names and
 attributes are stale for less than the lease's seconds (60 for NFS by default). Clocks are not
 compared between machines.
 
@@ -27,7 +27,7 @@ BEATS_PER_LEASE = 4
 
 
 class Held(RuntimeError):
-    """Another writer holds the lease. `alive`: it was seen to live, not merely not yet dead."""
+    """Another writer holds the lease. `alive` False: whether it lives is not known yet."""
 
     def __init__(self, name: str, holder: str, alive: bool) -> None:
         host, _, rest = holder.rpartition("-")[0].rpartition("-")
@@ -37,11 +37,14 @@ class Held(RuntimeError):
 
 
 class Raced(Held):
-    """Another contender created the lease first; who it is shows at the next look."""
+    """Another contender created the lease first; the next look shows which."""
 
 
 class Lease(NamedTuple):
-    """A lease that this writer took. `inherited` names those who held it before, unfinished."""
+    """A lease that this writer took.
+
+    `inherited`: the previous holder died without giving it back.
+    """
 
     name: str
     epoch: int
@@ -49,18 +52,18 @@ class Lease(NamedTuple):
 
 
 class _Sight(NamedTuple):
-    """A heartbeat as it was last seen: since when, and whether it was seen to move."""
+    """A heartbeat as it was last seen, since when, and whether it was ever seen to change."""
 
     beat: str
-    since: float
-    moved: bool
+    since: float  # seconds on this process's monotonic clock
+    changed: bool
 
 
 class Leases:
     """One writer's presence in a folder: its name, its heartbeat, and the leases it takes."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        """Nothing is written before `enter`."""
+        """`seconds` without a heartbeat make a writer dead. Nothing is written before `enter`."""
         self.folder = folder / ".leases"
         self.seconds = seconds
         self.writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -102,17 +105,34 @@ class Leases:
     def _beat_path(self, writer: str) -> Path:
         return self.folder / f"{writer}.beat"
 
+    @property
+    def lease_poll_seconds(self) -> float:
+        """Seconds between two looks at writers that may be dead."""
+        return self.seconds / 10
+
     def take(self, name: str) -> Lease:
         """Take a lease that nobody holds, or that a dead writer left. Raises Held."""
+        return self._next_epoch(name, "held")
+
+    def fence_off(self, name: str) -> None:
+        """See that nobody holds a lease, and that a dead writer who left it notices.
+
+        Nobody is ever seen to hold it because of this. Raises Held.
+        """
+        if self.state(name) == "held":
+            self._next_epoch(name, "free")
+
+    def _next_epoch(self, name: str, state: str) -> Lease:
         epoch, content = self._latest(name)
-        left = content.get("state") == "held"
-        if left and content["writer"] != self.writer:
-            alive = self.alive(content["writer"])
+        is_left = content.get("state") == "held"
+        if is_left and content.get("writer") != self.writer:
+            writer = str(content.get("writer"))
+            alive = self.alive(writer)
             if alive is not False:
-                raise Held(name, content["writer"], bool(alive))
-        if not create_once(self.folder / f"{name}.{epoch + 1}", self._encoded("held")):
+                raise Held(name, writer, bool(alive))
+        if not create_once(self.folder / f"{name}.{epoch + 1}", self._encoded(state)):
             raise Raced(name, "another process, which was faster", True)
-        return Lease(name, epoch + 1, left)
+        return Lease(name, epoch + 1, is_left)
 
     def state(self, name: str) -> str:
         """`free`, `held` or `done`, by what the files say."""
@@ -156,13 +176,14 @@ class Leases:
             sight = self._seen[writer] = _Sight(beat, time.monotonic(), sight is not None)
         if time.monotonic() - sight.since > self.seconds:
             return False
-        return True if here or sight.moved else None
+        return True if here or sight.changed else None
 
     def doubtful(self, name: str) -> bool:
         """Whether a lease is held by another writer of whom it is not known yet if it lives."""
         content = self._latest(name)[1]
-        another = content.get("state") == "held" and content["writer"] != self.writer
-        return another and self.alive(content["writer"]) is None
+        writer = str(content.get("writer"))
+        another = content.get("state") == "held" and writer != self.writer
+        return another and self.alive(writer) is None
 
     def clear(self, prefix: str) -> None:
         """Remove the lease files of names that begin so."""

@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pipeline.spec import SpecError
-from pipeline.store.files import create_once, write_atomically
+from pipeline.store.files import Fence, create_once, write_atomically
+from pipeline.store.rows import AttemptCount
 
 # What a version of the product, and no user, may have changed in a fingerprint.
 CHANGED_BY_VERSIONS = ("row_version", "backend")
@@ -42,25 +44,37 @@ class RunRecord:
     """
 
     def __init__(
-        self, folder: Path, facts: dict[str, Any], shared: bool = False, shard: int | None = None
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        shared: bool = False,
+        shard: int | None = None,
+        fence: Fence | None = None,
     ) -> None:
-        """Read run.json. `facts` are those of the run: `fingerprint`, `identity`, spec and so on.
-
-        Raises:
-            SpecError: the folder holds rows of another fingerprint.
-        """
+        """`facts` are those of the run: `fingerprint`, `identity`, spec and so on. See `open`."""
         self.path = folder / "run.json"
-        self.shared, self.shard = shared, shard
-        self.data = self._load(facts)
+        self.shared, self.shard, self.fence = shared, shard, fence
+        self.data: dict[str, Any] = dict(facts) | {"attempts": []}
         self.attempt: dict[str, Any] = {}
         self._own = self.path
         self._clock = self._saved = time.monotonic()
 
-    def begin(self) -> None:
-        """Start this attempt's record."""
-        earlier = [a["attempt"] for a in attempts_of(self.path.parent)]
+    def open(self) -> None:
+        """Take in what run.json says of earlier attempts, or create it, one of several writers.
+
+        Raises:
+            SpecError: the folder holds rows of another fingerprint.
+        """
+        if self.shared:
+            create_once(self.path, _encoded(self.data))
+        stored = refuse_other_spec(self.path.parent, self.data)
+        self.data["attempts"] = stored["attempts"] if stored else []
+
+    def start(self, last_attempt: int) -> None:
+        """Start this attempt's record. `last_attempt` is the highest that a row names."""
+        earlier = [attempt["attempt"] for attempt in attempts_of(self.path.parent)]
         self.attempt = {
-            "attempt": max(earlier, default=0) + 1,
+            "attempt": max([last_attempt, *earlier]) + 1,
             "status": "running",
             "start": _now(),
             "end": None,
@@ -70,6 +84,7 @@ class RunRecord:
             "failed": 0,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "writer": self.fence.writer if self.fence else None,
             "shard": self.shard,
             "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "job": job_id(),
@@ -79,7 +94,6 @@ class RunRecord:
             "git": git_commit(),
         }
         if self.shared:
-            create_once(self.path, _encoded(self.data))
             while not create_once(self._numbered(), _encoded(self.attempt)):
                 self.attempt["attempt"] += 1
             self._own = self._numbered()
@@ -95,26 +109,44 @@ class RunRecord:
         files = sorted(self.path.parent.glob("attempt-*.json"))
         self.data["attempts"] = attempts_of(self.path.parent)
         if files or not self.path.exists():
-            write_atomically(self.path, [_encoded(self.data)])
+            self._write(self.path, self.data)
         for file in files:
-            file.unlink()
+            file.unlink(missing_ok=True)
 
-    def _load(self, facts: dict[str, Any]) -> dict[str, Any]:
-        if not self.path.exists():
-            refuse_earlier_versions(self.path.parent, facts["identity"])
-            return facts | {"attempts": []}
-        stored = read_record(self.path, "fingerprint", "identity")
-        if stored["fingerprint"] != facts["fingerprint"]:
-            refuse_other_version(self.path.parent, stored["identity"], facts["identity"])
-            changed = differing(stored["identity"], facts["identity"])
-            raise SpecError(
-                f"{self.path.parent} holds rows of another spec, which differs in {changed}; "
-                "choose another run.dir or run.name, or restore these values"
-            )
-        return facts | {"attempts": stored["attempts"]}
+    def amend(
+        self,
+        living: Collection[str],
+        complete: bool,
+        counts: Callable[[], Mapping[int, AttemptCount]],
+    ) -> None:
+        """Say how attempts ended that could not say it; only for who is alone, after `fold`.
+
+        One that never ended, and whose writer is not `living`, was `killed`; the rows themselves
+        tell its rows and tokens since it last saved. One that had left the rest to other shards is
+        `complete` once they have done it.
+        """
+        others = [a for a in self.data["attempts"] if a["attempt"] != self.attempt.get("attempt")]
+        killed = [a for a in others if a["status"] == "running" and a.get("writer") not in living]
+        shared = [a for a in others if a["status"] == "shared" and complete]
+        counted = counts() if killed else {}
+        for attempt in killed:
+            count = counted.get(attempt["attempt"], AttemptCount(0, 0))
+            attempt["status"] = "killed"
+            attempt["rows"] = max(attempt["rows"], count.num_rows)
+            attempt["tokens"] = max(attempt["tokens"], count.num_tokens)
+        for attempt in shared:
+            attempt["status"] = "complete"
+        if killed or shared:
+            self._write(self.path, self.data)
+
+    @property
+    def last_status(self) -> str | None:
+        """How the last attempt of all ended; None without one."""
+        attempts = self.data["attempts"]
+        return str(attempts[-1]["status"]) if attempts else None
 
     def row_done(self, tokens: int) -> None:
-        """Count a finished row; every few seconds the record says so, for who looks on."""
+        """Count a finished row; every few seconds the record on disk says so."""
         self.attempt["rows"] += 1
         self.attempt["tokens"] += tokens
         if time.monotonic() - self._saved > SECONDS_BETWEEN_SAVES:
@@ -125,12 +157,36 @@ class RunRecord:
         self._saved = time.monotonic()
         self.attempt["seconds"] = round(time.monotonic() - self._clock, 3)
         self.attempt["peak_memory_mib"] = peak_memory_mib()
-        write_atomically(self._own, [_encoded(self.attempt if self.shared else self.data)])
+        self._write(self._own, self.attempt if self.shared else self.data)
+
+    def _write(self, path: Path, value: object) -> None:
+        write_atomically(path, [_encoded(value)], self.fence)
 
     def close(self, status: str, backend: dict[str, Any]) -> None:
-        """End this attempt: `complete`, `interrupted` or `failed`."""
+        """End this attempt: `complete`, `shared`, `interrupted` or `failed`."""
         self.attempt |= {"status": status, "end": _now(), "backend": backend}
         self.save()
+
+
+def refuse_other_spec(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The run.json of a folder; None where there is none.
+
+    Raises:
+        SpecError: it is that of another spec, or version, than `facts` are of.
+    """
+    path = folder / "run.json"
+    if not path.exists():
+        refuse_earlier_versions(folder, facts["identity"])
+        return None
+    stored = read_record(path, "fingerprint", "identity")
+    if stored["fingerprint"] != facts["fingerprint"]:
+        refuse_other_version(folder, stored["identity"], facts["identity"])
+        changed = differing(stored["identity"], facts["identity"])
+        raise SpecError(
+            f"{folder} holds rows of another spec, which differs in {changed}; "
+            "choose another run.dir or run.name, or restore these values"
+        )
+    return stored
 
 
 def refuse_earlier_versions(folder: Path, identity: dict[str, Any]) -> None:
@@ -167,25 +223,30 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        problem = ", ".join(f"no {key!r}" for key in keys if key not in found)
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        problem = ", ".join(f"no {key!r}" for key in keys if key not in record)
     except (ValueError, TypeError, RecursionError) as error:
         problem = str(error)
-    if problem or not isinstance(found, dict):
+    if problem or not isinstance(record, dict):
         raise SpecError(
             f"{path} is no record of a run ({problem or 'another kind of JSON'}); restore it, "
             "or move it away and start again: rows and journal stay and are used"
         )
-    return found
+    return record
 
 
 def attempts_of(folder: Path) -> list[dict[str, Any]]:
     """Every attempt on record in a run folder, in order, those of several writers among them."""
     path = folder / "run.json"
-    kept = read_record(path)["attempts"] if path.exists() else []
-    own = [_read(file, ("attempt", "status")) for file in folder.glob("attempt-*.json")]
-    known = {attempt["attempt"]: attempt for attempt in [*kept, *own]}
-    return [known[number] for number in sorted(known)]
+    folded = read_record(path)["attempts"] if path.exists() else []
+    by_number = {attempt["attempt"]: attempt for attempt in [*folded, *_own_files(folder)]}
+    return [by_number[number] for number in sorted(by_number)]
+
+
+def _own_files(folder: Path) -> Iterator[dict[str, Any]]:
+    for file in folder.glob("attempt-*.json"):
+        with suppress(FileNotFoundError):  # it is in run.json by now
+            yield _read(file, ("attempt", "status"))
 
 
 def job_id() -> str | None:
@@ -217,13 +278,11 @@ def _now() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that can move a number."""
-    found = {}
+    installed = {}
     for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def git_commit() -> str | None:

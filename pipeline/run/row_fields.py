@@ -1,0 +1,49 @@
+"""The columns of a row: the example's, the passes, and what the run and the attempt were."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.protocols import Backend, Example
+from pipeline.run.backend_columns import ROW_COLUMNS, lift
+from pipeline.run.point import Point
+from pipeline.store.files import Row
+
+SAMPLING_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def row_of(
+    point: Point, example: Example, sample: int, passes: Mapping[str, Any], backend: Backend
+) -> Row:
+    """The row of one (example, sample); `attempt` is still to be added."""
+    spec = point.spec
+    lifted, passes = lift(passes)
+    caps = {phase.name: phase.cap for phase in point.phases}
+    return {
+        **example.metadata,
+        "problem": example.question,
+        "example_id": example.id,
+        "sample_idx": sample,
+        "gold_answer": example.target,
+        "step": point.step,
+        "split": spec.run.split,
+        **passes,
+        "task": point.task.name,
+        "phases": "tagged" if len(point.phases) > 1 else "single",
+        "model": point.model_name,
+        "revision": spec.model.revision,
+        "backend": backend.name,
+        **lifted,
+        "quantization": backend.quantization,
+        **{name: getattr(spec.sampling, name) for name in SAMPLING_COLUMNS},
+        "think_cap": caps.get("think"),
+        "answer_cap": caps.get("answer"),
+        "max_new_tokens": caps.get("output"),
+        "seed": spec.run.seed,
+        "grader": point.grader,
+        "fingerprint": point.fingerprint,
+    }
+
+
+def kept_columns(stored: Row | None) -> Row:
+    """Of a row that gets more passes, the columns that those it has had from their backend."""
+    return {name: stored[name] for name in ROW_COLUMNS if stored and name in stored}
