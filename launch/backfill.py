@@ -39,7 +39,8 @@ from pipeline.backfill.points import (
 from pipeline.protocols import Backend, Cue, Task
 from pipeline.run.phases import resolve_phases
 from pipeline.run.point import model_name, refuse_what_it_cannot
-from pipeline.run.session import SAMPLING_COLUMNS, Session
+from pipeline.run.row_fields import SAMPLING_COLUMNS
+from pipeline.run.session import Session
 from pipeline.spec import RunSpec, SpecError, digest, require
 from pipeline.store.claims import ALONE
 from pipeline.store.files import Row

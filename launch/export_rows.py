@@ -31,7 +31,7 @@ from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
 from pipeline.backfill.stored_rows import example_of
 from pipeline.protocols import Message
-from pipeline.run.session import SAMPLING_COLUMNS
+from pipeline.run.row_fields import SAMPLING_COLUMNS
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, encode, write_atomically
 

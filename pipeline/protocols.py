@@ -175,6 +175,7 @@ class Capabilities:
     many_per_request: bool = False
     streaming: bool = False  # `on_token` hears text while the rest is still being generated
     filters: tuple[str, ...] = FILTERS  # of Sampling, those it honours; others must be off
+    paid: bool = False  # every answer costs: a stopping run waits for those under way
     runs_model: bool = True  # False: `model.path` is not loaded, and rows do not name it
 
 

@@ -145,6 +145,9 @@ class Run:
     arrays: bool = True
     max_failed: int = 20
     budget: float | None = None  # USD, over all attempts; needs a backend with prices
+    grace_seconds: float | None = (
+        None  # how long the first signal waits for answers under way; null: 120 if paid, else 0
+    )
     cache_dir: str | None = None
     dry: bool = False
     shards: int = 1  # above 1: any number of processes share the rows, chunk by chunk
@@ -196,6 +199,9 @@ class Run:
         alone = self.budget is None or self.shards == 1
         rule = "be null with run.shards above 1, whose writers do not see each other's spending"
         require(alone, "run.budget", rule, self.budget)
+        grace = self.grace_seconds
+        rule = "be null or 0 or more seconds, and finite"
+        require(grace is None or 0 <= grace < math.inf, "run.grace_seconds", rule, grace)
         require(self.max_failed >= 0, "run.max_failed", "be 0 or more", self.max_failed)
         sample = self.pass1_sample
         require(sample is None or sample >= 0, "run.pass1_sample", "be 0 or more", sample)

@@ -12,7 +12,7 @@ from launch.status import Reader, main, table
 from launch.sweeps.listing import write_listing
 from launch.sweeps.points import Draft, Member
 from launch.sweeps.submitted_jobs import NOTE
-from pipeline.run.session import Session
+from pipeline.run.session import open_now
 from tests.fakes.configs import composed
 from tests.run.test_executor import Counting, go, point, rows_of, spec
 from tests.store.test_shards import CUES, shard
@@ -27,10 +27,10 @@ def shown(root: Path) -> str:
 
 def test_a_whole_point_one_under_way_and_one_that_stopped_are_told_apart(tmp_path: Path) -> None:
     go(point(spec(tmp_path / "whole/step-0", CUES)))
-    session = Session(shard(tmp_path / "shared/step-0"))
-    example, sample = next(session.work())
+    session = open_now(shard(tmp_path / "shared/step-0"))
+    example, sample = asyncio.run(session.next_trace())
     asyncio.run(session.run_trace(example, sample, 0, Counting()))
-    session.record.save()
+    session.folder.record.save()
     whole, shared = sorted(Reader([tmp_path]).points(), key=lambda p: p.state)
     assert (whole.state, whole.rows, whole.wanted) == ("complete", 12, 12)
     assert (shared.state, shared.rows, shared.wanted) == ("running", 1, 48)

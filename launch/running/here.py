@@ -1,4 +1,4 @@
-"""Runs ready points in this process, with its signals: what is whole is written, then it ends."""
+"""Runs ready points in this process, with its signals: finished rows are written, then it ends."""
 
 import asyncio
 import signal
@@ -10,14 +10,14 @@ from launch.running.files import log_into, log_name, write_config_once
 from launch.running.screen import Progress, print_summary
 from launch.running.tracking import tracked
 from pipeline.protocols import Backend
-from pipeline.run.executor import OnRow, execute
+from pipeline.run.executor import OnRow, execute, grace_seconds
 from pipeline.run.point import Point, record_of
 from pipeline.run.session import Session
 from pipeline.store.files import Row
-from pipeline.store.run_record import RunRecord
+from pipeline.store.run_record import refuse_other_spec
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
-PATIENCE = 10.0  # seconds from a signal to giving up on whatever does not stop
+STOP_SECONDS = 10.0  # from the end of the grace to giving up on whatever does not stop
 
 
 @dataclass(slots=True)
@@ -45,10 +45,11 @@ def run_ready(
 ) -> Ran:
     """Run points that share a backend; `configs` are their composed configs as text.
 
-    On one of `signals` no new trace begins and those under way are dropped.
+    On one of `signals` no further request is sent, and answers under way that are paid for are
+    waited for (`run.grace_seconds`); a second signal drops them.
     """
     for point in points:
-        RunRecord(point.folder, record_of(point))  # refuses before anything is written
+        refuse_other_spec(point.folder, record_of(point))  # refuses before anything is written
     for point, config in zip(points, configs, strict=True):
         write_config_once(point, config)
     files = [point.folder / log_name(point) for point in points]
@@ -65,7 +66,7 @@ def run_until_signal(
     on_row: OnRow = lambda session, row: None,
     signals: Sequence[int] = ENDING,
 ) -> Ran:
-    """Execute with a progress bar; one of `signals` ends it once what is whole is written."""
+    """Execute with a progress bar; one of `signals` ends it once finished rows are written."""
     before = {number: signal.getsignal(number) for number in signals}
     ran = Ran()
     try:
@@ -79,7 +80,7 @@ def run_until_signal(
 async def _run(
     points: Sequence[Point], backend: Backend, on_row: OnRow, signals: Iterable[int], ran: Ran
 ) -> None:
-    stop = asyncio.Event()
+    stop, drop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     with Progress(points) as progress:
 
@@ -87,13 +88,15 @@ async def _run(
             progress.on_row(session, row)
             on_row(session, row)
 
-        work = asyncio.create_task(execute(points, backend, stop, heard))
+        work = asyncio.create_task(execute(points, backend, stop, heard, drop))
 
         def end(number: int) -> None:
             ran.signals.add(number)
-            if not stop.is_set():
-                stop.set()
-                loop.call_later(PATIENCE, work.cancel)  # a model that is still loading
+            grace = 0.0 if stop.is_set() else grace_seconds(points, backend)
+            if not grace:
+                drop.set()
+            stop.set()
+            loop.call_later(grace + STOP_SECONDS, work.cancel)  # a model that is still loading
 
         for number in signals:
             loop.add_signal_handler(number, end, number)

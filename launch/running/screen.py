@@ -57,7 +57,7 @@ class Progress:
             self._sessions.add(id(session))
             self._total += len(session.todo)
         self._done += 1
-        self._tokens = session.record.attempt["tokens"]
+        self._tokens = session.folder.record.attempt["tokens"]
         seconds = max(time.monotonic() - self._start, 1e-9)
         rate = f"{self._tokens / seconds:.0f} tokens/s"
         self._bar.update(self._task, total=self._total, completed=self._done, rate=rate)
@@ -67,16 +67,16 @@ def print_summary(sessions: Sequence[Session]) -> None:
     """One table per point: accuracy, entropy and tokens of every pass, then where the rows are."""
     console = Console()
     for session in sessions:
-        if session.rows.complete and session.status != "shared":
+        if session.folder.num_complete and session.status != "shared":
             console.print(_table(session.point))
         for error in session.failures[:3]:
             console.print(f"failed: {type(error).__name__}: {error}", style="red", markup=False)
         state = STATES.get(session.status, session.status)
-        state += f": {len(session.rows.complete)} of {session.total} rows"
+        state += f": {session.folder.num_complete} of {len(session.folder.plan.order)} rows"
         if session.failures:
             state += f", {len(session.failures)} failed (see failures.jsonl)"
         console.print(state, markup=False)
-        cost = (session.record.attempt.get("backend") or {}).get("cost_usd")
+        cost = (session.folder.record.attempt.get("backend") or {}).get("cost_usd")
         if cost is not None:
             console.print(f"cost of this attempt: {cost:.4f} USD")
         if session.budget.exhausted:

@@ -56,7 +56,7 @@ class BackfillPoint(Point):
         """The same as keys."""
         return [Key(example.id, sample) for example, sample in self.traces]
 
-    def shown(self, example: Example, sample: int) -> Passed | None:
+    def given_pass1(self, example: Example, sample: int) -> Passed | None:
         """The pass 1 that this sample reconsiders; None for its own."""
         offset = self.offsets.get(Key(example.id, sample))
         if offset is None or self.read is None:

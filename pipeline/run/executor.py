@@ -1,7 +1,9 @@
 """Runs the traces of one or more points over one backend, and writes rows as they end."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pipeline.protocols import Backend, BackendLostError, Example
@@ -11,6 +13,8 @@ from pipeline.store.files import Row, StoreError
 
 Work = tuple[Session, Example, int]
 OnRow = Callable[[Session, Row | None], None]
+PAID_GRACE_SECONDS = 120.0
+_LOG = logging.getLogger(__name__)
 
 
 async def execute(
@@ -18,11 +22,13 @@ async def execute(
     backend: Backend,
     stop: asyncio.Event | None = None,
     on_row: OnRow = lambda session, row: None,
+    drop: asyncio.Event | None = None,
 ) -> list[Session]:
     """Run every point to its end; points share `backend`.
 
-    `backend` is entered only if anything is left to do. `stop` drops traces under way; what they
-    finished is in the journal. `on_row` hears of every row, and of a failed trace with None.
+    `backend` is entered only if anything is left to do. Once `stop` is set no further request is
+    sent; those under way have `grace_seconds`, or until `drop` is set. What was finished of traces
+    is in the journal. `on_row` hears of every row, and of a failed trace with None.
     """
     stop = stop or asyncio.Event()
     sessions: list[Session] = []
@@ -33,69 +39,115 @@ async def execute(
             sessions += [session] if session else []
         if any(session.todo for session in sessions):
             async with backend:
+                grace = grace_seconds(points, backend)
+                loop = _Loop(sessions, backend, on_row, stop, drop or asyncio.Event(), grace)
                 try:
-                    await _Loop(sessions, backend, stop, on_row).run()
+                    await loop.run()
                 finally:
                     about = backend.describe()
     finally:
-        for session in sessions:
-            session.close(about)
+        # In a thread, which goes on to the last session even if this is cancelled.
+        await asyncio.shield(asyncio.to_thread(_close, sessions, about))
     return sessions
 
 
+def grace_seconds(points: Sequence[Point], backend: Backend) -> float:
+    """How long a stopped run waits for the answers under way (`run.grace_seconds`)."""
+    default = PAID_GRACE_SECONDS if backend.capabilities.paid else 0.0
+    chosen = [point.spec.run.grace_seconds for point in points]
+    return max((default if given is None else given for given in chosen), default=0.0)
+
+
+def _close(sessions: Sequence[Session], about: dict[str, Any]) -> None:
+    """Close all sessions, whatever becomes of one of them; then raise its error."""
+    errors = []
+    for session in sessions:
+        try:
+            session.close(about)
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
 class _Loop:
-    """Keeps `backend.capacity` traces open until the work or the patience ends."""
+    """Keeps `backend.capacity` traces open until the work is done or the run is stopped."""
 
     def __init__(
-        self, sessions: Sequence[Session], backend: Backend, stop: asyncio.Event, on_row: OnRow
+        self,
+        sessions: Sequence[Session],
+        backend: Backend,
+        on_row: OnRow,
+        stop: asyncio.Event,
+        drop: asyncio.Event,
+        grace: float,
     ) -> None:
-        self.backend, self.stop, self.on_row = backend, stop, on_row
-        self.sessions = sessions
-        self.work = self._work()
-        self.open: dict[asyncio.Task[Row | None], Work] = {}
+        self.sessions, self.backend, self.on_row = sessions, backend, on_row
+        self.stop, self.drop, self.grace = stop, drop, grace
+        self.open: dict[asyncio.Task[Any], Work] = {}
         self.ended: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
         self.number = 0
 
-    def _work(self) -> Iterator[Work]:
-        return ((s, e, i) for s in self.sessions for e, i in s.work())
-
     async def run(self) -> None:
-        stopped = asyncio.create_task(self.stop.wait())
-        stopped.add_done_callback(self.ended.put_nowait)
+        signals = [asyncio.create_task(event.wait()) for event in (self.stop, self.drop)]
+        for signal in signals:
+            signal.add_done_callback(self.ended.put_nowait)
         try:
-            while self._fill() or await self._more(stopped):
-                task = await self.ended.get()  # asyncio.wait would look at every open trace
-                if task is not stopped:
-                    self._settle(task)
+            while await self._fill() or await self._more():
+                self._settle(await self.ended.get())  # asyncio.wait would look at every open trace
                 if self.stop.is_set():
                     break
+            if self.open and self.grace:
+                await self._drain()
         finally:
-            stopped.cancel()
-            await self._drop()
+            for signal in signals:
+                signal.cancel()
+            await self._cancel_open()
 
-    def _fill(self) -> bool:
+    async def _fill(self) -> bool:
         """Open traces up to the backend's capacity; False when none is open and none is left."""
-        while len(self.open) < self.backend.capacity and not self.stop.is_set():
-            item = next((w for w in self.work if not w[0].over), None)
-            if item is None:
-                break
-            session, example, sample = item
-            run = session.run_trace(example, sample, self.number, self.backend)
-            self.open[task := asyncio.create_task(run)] = item
-            task.add_done_callback(self.ended.put_nowait)
-            self.number += 1
+        for session in self.sessions:
+            while len(self.open) < self.backend.capacity and not self.stop.is_set():
+                trace = await session.next_trace()
+                if trace is None:
+                    break
+                run = session.run_trace(*trace, self.number, self.backend)
+                self.open[task := asyncio.create_task(run)] = (session, *trace)
+                task.add_done_callback(self.ended.put_nowait)
+                self.number += 1
         return bool(self.open)
 
-    async def _more(self, stopped: asyncio.Task[Any]) -> bool:
+    async def _more(self) -> bool:
         """Wait for work that writers who may be dead have left; False when there is none."""
-        while not self.stop.is_set() and any([s.in_doubt() for s in self.sessions]):
-            await asyncio.wait({stopped}, timeout=self.sessions[0].patience)
-            self.work = self._work()
-            if self._fill():
+        poll_seconds = self.sessions[0].folder.claims.leases.lease_poll_seconds
+        has_said_why = False
+        while not self.stop.is_set() and any([await s.may_get_more() for s in self.sessions]):
+            if not has_said_why:
+                _LOG.warning("waiting to see whether other writers, who have the rest, are alive")
+                has_said_why = True
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), poll_seconds)
+            if await self._fill():
                 return True
         return False
 
-    def _settle(self, task: asyncio.Task[Row | None]) -> None:
+    async def _drain(self) -> None:
+        """Let requests under way end, which no others follow, for `grace` seconds at most."""
+        _LOG.warning(
+            "no further request is sent; waiting up to %g seconds (run.grace_seconds) for the "
+            "answers of %d traces under way; another signal drops them",
+            self.grace,
+            len(self.open),
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.grace):
+                while self.open and not self.drop.is_set():
+                    self._settle(await self.ended.get())
+
+    def _settle(self, task: asyncio.Task[Any]) -> None:
+        """Take in what became of a trace; `task` may also be the one that waits for a signal."""
+        if task not in self.open:
+            return
         session, example, sample = self.open.pop(task)
         if task.cancelled():
             return
@@ -103,17 +155,18 @@ class _Loop:
         if isinstance(error, StoreError | BackendLostError):
             raise error
         if error is None:
-            if task.result() is not None:  # None: another writer has it, or run.budget is spent
+            if task.result() is not None:  # None: another writer has it, or the run is stopping
                 self.on_row(session, task.result())
             return
         session.fail(example, sample, error)
         self.on_row(session, None)
-        if session.broken:
+        if session.is_broken and not self.grace:  # with a grace they end by themselves
             for other, (owner, _, _) in self.open.items():
                 if owner is session:
                     other.cancel()
 
-    async def _drop(self) -> None:
+    async def _cancel_open(self) -> None:
+        """Drop what is under way, and wait until it has ended: then the journal may be closed."""
         for task in self.open:
             task.cancel()
         await asyncio.gather(*self.open, return_exceptions=True)

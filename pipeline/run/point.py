@@ -36,6 +36,8 @@ NOT_ROW_CHANGING = (
     "max_new_tokens",
 )  # caps: in the phases
 
+DATA_SETTINGS = ("data", "columns")  # of a task: where examples lie, which says nothing of grading
+
 
 @dataclass(slots=True)
 class Point:
@@ -63,6 +65,12 @@ class Point:
         return digest(self.identity)
 
     @property
+    def grader(self) -> str:
+        """Hash of the task's settings without its data: rows that share it are judged alike."""
+        settings = {k: v for k, v in self.spec.task.items() if k not in DATA_SETTINGS}
+        return digest(settings)[:12]
+
+    @property
     def folder(self) -> Path:
         """Where the point's files lie: `run.dir`, else made from the spec."""
         run, temperature = self.spec.run, self.spec.sampling.temperature
@@ -84,7 +92,7 @@ class Point:
             for sample in sorted(samples, key=lambda s: (s != shared, s)):
                 yield example, sample
 
-    def shown(self, example: Example, sample: int) -> Sequence[Generation] | None:
+    def given_pass1(self, example: Example, sample: int) -> Sequence[Generation] | None:
         """A pass 1 to be reconsidered instead of this sample's own, known beforehand; or None."""
         return None
 
@@ -133,6 +141,7 @@ def record_of(point: Point) -> dict[str, Any]:
     return {
         "fingerprint": point.fingerprint,
         "identity": point.identity,
+        "grader": point.grader,
         "step": point.step,
         "entropy": point.entropy,
         "rows_wanted": len(point.canonical_order()),

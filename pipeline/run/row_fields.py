@@ -12,11 +12,20 @@ SAMPLING_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 
 def row_of(
-    point: Point, example: Example, sample: int, passes: Mapping[str, Any], backend: Backend
+    point: Point,
+    example: Example,
+    sample: int,
+    passes: Mapping[str, Any],
+    backend: Backend,
+    stored: Row | None = None,
 ) -> Row:
-    """The row of one (example, sample); `attempt` is still to be added."""
+    """The row of one (example, sample); `attempt` is still to be added.
+
+    `stored` is the row that gets more passes: it keeps the columns that it has from its backend.
+    """
     spec = point.spec
     lifted, passes = lift(passes)
+    lifted = {name: stored[name] for name in ROW_COLUMNS if stored and name in stored} | lifted
     caps = {phase.name: phase.cap for phase in point.phases}
     return {
         **example.metadata,
@@ -42,8 +51,3 @@ def row_of(
         "grader": point.grader,
         "fingerprint": point.fingerprint,
     }
-
-
-def kept_columns(stored: Row | None) -> Row:
-    """Of a row that gets more passes, the columns that those it has had from their backend."""
-    return {name: stored[name] for name in ROW_COLUMNS if stored and name in stored}

@@ -40,6 +40,12 @@ from pipeline.store.pass_names import Fields, name_passes, stored_passes
 from pipeline.store.rows import Key
 
 Passed = Sequence[Generation]
+
+
+class StoppedError(RuntimeError):
+    """The run is stopping and sends no further request: the trace ends unfinished, no failure."""
+
+
 Outcome = TypeVar("Outcome")
 _LOG = logging.getLogger(__name__)
 
@@ -60,6 +66,7 @@ class Trace:
     number: int
     row: Row | None = None  # what an earlier attempt finished, where a cue was added since
     shown: Callable[[Passed], Awaitable[Passed]] | None = None  # own pass 1 -> the one to show
+    stopping: Callable[[], bool] = lambda: False  # whether further requests are not to be sent
 
     @property
     def key(self) -> Key:
@@ -142,6 +149,8 @@ class Trace:
             return journalled
         request = self._request(prompt, phase, cue)
         async with self.budget.aside(self.backend, request) as made:
+            if self.stopping():
+                raise StoppedError
             generation = await self.backend.generate(request)
             self.journal.put(entry, generation)
             made.append(generation)

@@ -2,8 +2,8 @@
 
 Of the file system (local, NFS 3 or 4, Lustre, GPFS) this is assumed, and no lock calls are made:
 link(2) lets one of several contenders create a name; rename replaces a name at once; what a
-process wrote and closed is seen by anyone who opens the file later (close-to-open); cached names and
-attributes are stale for less than the lease's seconds (60 for NFS by default). Clocks are not
+process wrote and closed is seen by anyone who opens the file later (close-to-open); cached names
+and attributes are stale for less than the lease's seconds (60 for NFS by default). Clocks are not
 compared between machines.
 
 A lease is a file `<name>.<epoch>`, of which the highest epoch counts. Taking over creates the next

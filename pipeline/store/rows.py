@@ -48,7 +48,10 @@ _HEAD: dict[str, Any] = {
     "attempt": int | None,
     **{name: PassHead | None for name in PASS_NAMES},
 }
-_DECODER = msgspec.json.Decoder(TypedDict("RowHead", _HEAD, total=False))  # type: ignore[misc]
+_typed_dict: Any = TypedDict  # called with fields that a type checker cannot see
+_DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(
+    _typed_dict("RowHead", _HEAD, total=False)
+)
 
 
 def head_of(raw: bytes) -> Row | None:
@@ -59,10 +62,9 @@ def head_of(raw: bytes) -> Row | None:
     try:
         if not raw.isascii():
             raw.decode()  # the parser does not look into text that it skips
-        head: Row = _DECODER.decode(raw)
+        return _DECODER.decode(raw)
     except (ValueError, RecursionError):
         return decode(raw)
-    return head
 
 
 class HeadLine(NamedTuple):

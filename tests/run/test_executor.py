@@ -18,7 +18,7 @@ from pipeline.run.point import Point, prepare
 from pipeline.run.session import Session
 from pipeline.spec import CueText, ModelSpec, Run, RunSpec, Sampling, SpecError
 from pipeline.store.files import Row, StoreError, read_lines
-from pipeline.store.journal import PASS1, Entry, Journal
+from pipeline.store.journal import PASS1, Entry, open_journal
 from pipeline.store.rows import Key
 from tests.fakes.toy_task import ToyTask
 
@@ -292,14 +292,14 @@ def test_entropy_none_keeps_counts_and_drops_numbers(tmp_path: Path) -> None:
 
 
 def test_a_journal_survives_a_torn_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, set(), "first")
+    journal = open_journal(tmp_path, set(), "first")
     entry = Entry(Key("a", 0), PASS1, "think")
     journal.put(entry, Generation([1, 2], "ab", "stop_token", tail="</think>"))
     journal.close(everything_finished=False)
     with journal.path.open("ab") as file:
         file.write(b'{"example_id": "a", "sam')
     shutil.copy(journal.path, tmp_path / "journal-elsewhere-1.jsonl")
-    again = Journal(tmp_path, set(), "second")
+    again = open_journal(tmp_path, set(), "second")
     found = again.get(entry)
     assert found is not None and replace(found) == Generation(
         [1, 2], "ab", "stop_token", tail="</think>"

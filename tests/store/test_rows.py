@@ -14,7 +14,7 @@ from pipeline.store.files import (
     repair,
     write_atomically,
 )
-from pipeline.store.rows import Key, Rows
+from pipeline.store.rows import Key, open_rows
 
 
 def row(example: str, sample: int = 0, **more: object) -> dict[str, object]:
@@ -22,11 +22,11 @@ def row(example: str, sample: int = 0, **more: object) -> dict[str, object]:
 
 
 def test_rows_come_back_whole_with_any_text(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "r.jsonl")
+    rows = open_rows(tmp_path / "r.jsonl")
     text = 'é 漢 😀 \u2028 "quoted" \\boxed{1}\nnext'
     rows.append(row("a", text=text))
     rows.close()
-    again = Rows(tmp_path / "r.jsonl")
+    again = open_rows(tmp_path / "r.jsonl")
     assert again.read(Key("a", 0))["text"] == text
     assert len((tmp_path / "r.jsonl").read_bytes().splitlines()) >= 1
     again.close()
@@ -37,7 +37,7 @@ def test_a_torn_last_line_is_cut_and_the_rest_kept(tmp_path: Path, cut: int) -> 
     path = tmp_path / "r.jsonl"
     whole = encode(row("a")) + encode(row("b"))
     path.write_bytes(whole + encode(row("c"))[:-cut])
-    rows = Rows(path)
+    rows = open_rows(path)
     kept = {"a", "b"} | ({"c"} if cut == 1 else set())  # only its newline was missing
     assert {key.example_id for key in rows.lines} == kept
     rows.append(row("d"))
@@ -58,8 +58,8 @@ def test_repair_handles_a_single_line_and_lines_longer_than_a_block(tmp_path: Pa
 def test_a_broken_line_in_the_middle_is_set_aside_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(encode(row("a")) + b"{broken}\n" + encode(row("b")))
-    rows = Rows(path)
-    assert rows.broken == 1 and len(rows.lines) == 2
+    rows = open_rows(path)
+    assert rows.index.num_broken == 1 and len(rows.lines) == 2
     rows.settle([Key("a", 0), Key("b", 0)])
     rows.close()
     assert path.read_bytes() == encode(row("a")) + encode(row("b"))
@@ -68,7 +68,7 @@ def test_a_broken_line_in_the_middle_is_set_aside_not_lost(tmp_path: Path) -> No
 
 def test_a_later_row_replaces_the_earlier_and_settling_orders_them(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    rows = Rows(path)
+    rows = open_rows(path)
     for item in (row("b"), row("a", v=1), row("a", v=2), row("stranger")):
         rows.append(item)
     rows.settle([Key("a", 0), Key("b", 0)])
@@ -85,7 +85,7 @@ def test_not_a_number_is_refused_since_no_reader_takes_it() -> None:
 def test_a_full_disk_is_a_sentence_and_leaves_whole_lines(tmp_path: Path) -> None:
     """The file-size limit of this process stands for the full disk."""
     path = tmp_path / "r.jsonl"
-    rows = Rows(path)
+    rows = open_rows(path)
     rows.append(row("a"))
     size = path.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -116,7 +116,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_half_a_surrogate_pair_leaves_a_file_that_is_utf_8_and_reads_back(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "r.jsonl")
+    rows = open_rows(tmp_path / "r.jsonl")
     rows.append(row("a", text="half \ud83d, é"))
     assert rows.read(Key("a", 0))["text"] == "half \ud83d, é"
     rows.close()
@@ -130,8 +130,8 @@ def test_an_object_without_a_key_is_set_aside_like_a_broken_line(
     path = tmp_path / "r.jsonl"
     odd = encode(row("a") | name)
     path.write_bytes(odd + encode(row("b")))
-    rows = Rows(path)
-    assert rows.broken == 1 and set(rows.lines) == {Key("b", 0)}
+    rows = open_rows(path)
+    assert rows.index.num_broken == 1 and set(rows.lines) == {Key("b", 0)}
     rows.settle([Key("b", 0)])
     rows.close()
     assert path.read_bytes() == encode(row("b"))

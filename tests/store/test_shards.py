@@ -15,7 +15,7 @@ import pytest
 from pipeline.protocols import Example, Generation, Request
 from pipeline.run.executor import execute
 from pipeline.run.point import Point
-from pipeline.run.session import Session
+from pipeline.run.session import Session, open_now
 from pipeline.spec import CueText
 from pipeline.store.claims import chunk_of
 from pipeline.store.files import StoreError, read_lines
@@ -75,8 +75,8 @@ def test_shards_at_once_share_the_work_and_leave_what_one_writer_leaves(tmp_path
 
 def test_readers_merge_parts_by_key_before_anybody_has(tmp_path: Path) -> None:
     made = shard(tmp_path)
-    session = Session(made)
-    example, sample = next(session.work())
+    session = open_now(made)
+    example, sample = asyncio.run(session.next_trace())
     asyncio.run(session.run_trace(example, sample, 0, Counting()))
     (part,) = parts_of(made.rows_path)
     doubled = made.rows_path.with_name(part.name.replace("part-", "part-another-"))
@@ -107,14 +107,15 @@ def test_a_shard_that_died_is_taken_up_with_what_its_journal_holds(
     assert session.status == "complete"
     assert rows_of(shard(tmp_path / "cut")) == rows_of(whole)
     assert len(counting.asked) == 24 * 2 * 2 * 2 - after
-    statuses = [a["status"] for a in attempts_of(tmp_path / "cut")]
-    assert statuses == ["running", "complete"], "the dead one never ended"
+    attempts = attempts_of(tmp_path / "cut")
+    assert [attempt["status"] for attempt in attempts] == ["killed", "complete"]
+    assert sum(attempt["rows"] for attempt in attempts) == 48, "killed before it saved its count"
 
 
 def test_who_lost_its_lease_writes_no_row_of_it(tmp_path: Path) -> None:
     made = shard(tmp_path)
-    session = Session(made)
-    example, sample = next(session.work())
+    session = open_now(made)
+    example, sample = asyncio.run(session.next_trace())
     folder, name = made.folder / ".leases", chunk_of(example.id)
     (folder / f"{name}.2").write_text(json.dumps({"writer": "another-1-ab", "state": "held"}))
     row = asyncio.run(session.run_trace(example, sample, 0, Counting()))
@@ -124,29 +125,30 @@ def test_who_lost_its_lease_writes_no_row_of_it(tmp_path: Path) -> None:
 
 def test_a_single_writer_that_was_taken_over_ends_and_changes_nothing(tmp_path: Path) -> None:
     made = point(spec(tmp_path, CUES))
-    session = Session(made)
+    session = open_now(made)
     (made.folder / ".leases/all.2").write_text(
         json.dumps({"writer": "another-1-ab", "state": "held"})
     )
     record = (made.folder / "run.json").read_bytes()
-    example, sample = next(session.work())
+    example, sample = asyncio.run(session.next_trace())
     with pytest.raises(Exception, match="taken .* over"):
         asyncio.run(session.run_trace(example, sample, 0, Counting()))
-    session.close({})
+    with pytest.raises(StoreError, match="taken .* over"):
+        session.close({})
     assert not made.rows_path.read_bytes() and (made.folder / "run.json").read_bytes() == record
 
 
 def test_rows_that_a_dead_writer_still_appends_do_not_reach_the_new_file(tmp_path: Path) -> None:
     made = point(spec(tmp_path, CUES, lease_seconds=0.2))
-    dead = Session(made)
-    example, sample = next(dead.work())
+    dead = open_now(made)
+    example, sample = asyncio.run(dead.next_trace())
     asyncio.run(dead.run_trace(example, sample, 0, Counting()))
     beat = next((made.folder / ".leases").glob("*.beat"))
-    dead.claims.leases._stop.set()
+    dead.folder.claims.leases._stop.set()
     beat.write_text(beat.read_text().replace("boot", "bo_ot"))
     session = go(made)
-    with pytest.raises(StoreError, match="removed while it was written to"):
-        dead.rows.append({"example_id": "late", "sample_idx": 0})
+    with pytest.raises(StoreError, match="another process has taken .* over"):
+        dead.folder.rows.append({"example_id": "late", "sample_idx": 0})
     assert session.status == "complete"
     assert all(row and row["example_id"] != "late" for _, row in read_lines(made.rows_path))
 
@@ -187,8 +189,8 @@ def test_expected_length_decides_which_chunk_is_taken_first(tmp_path: Path) -> N
     made = shard(tmp_path)
     long = Example("long", "say " + "word " * 500, "x")
     made.examples = [*made.examples, long]
-    session = Session(made)
-    assert next(session.work())[0].id == "long"
+    session = open_now(made)
+    assert asyncio.run(session.next_trace())[0].id == "long"
     session.close({})
 
 
