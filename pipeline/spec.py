@@ -99,6 +99,8 @@ class ModelSpec:
     checkpoints: str | None = None  # folder of `checkpoint-<step>`; null: `path` itself
     adapter: str | None = None  # a LoRA adapter (hub id or folder), merged into the weights
     architecture: str | None = None  # module that registers a model class with Transformers
+    routing: str | None = None  # of memory: sequence, rolling, token, hybrid; null: as it says
+    routing_window: int | None = None  # tokens of the rolling window; null: as it says
     tokenizer: str | None = None
     chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own
     template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -115,6 +117,8 @@ class ModelSpec:
         sides = " or ".join(TRUNCATION_SIDES)
         side = self.truncation_side
         require(side in TRUNCATION_SIDES, "model.truncation_side", f"be {sides}", side)
+        window = self.routing_window
+        require(window is None or window >= 1, "model.routing_window", "be 1 or more", window)
         length = self.max_length
         require(length is None or length >= 1, "model.max_length", "be 1 or more", length)
         step_ok = self.step is None or self.step in ("latest", "best") or _is_step(self.step)

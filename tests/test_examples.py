@@ -37,5 +37,14 @@ def test_the_second_start_of_own_questions_asks_nothing(tmp_path: Path) -> None:
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    known = {"two_pass.sh", "own_questions.sh", "read_rows.py"}
+    known = {"two_pass.sh", "own_questions.sh", "read_rows.py", "train_tiny.py"}
     assert {path.name for path in (ROOT / "examples").iterdir() if path.is_file()} == known
+
+
+def test_a_tiny_model_is_trained_into_a_folder_that_loads(tmp_path: Path) -> None:
+    script = str(ROOT / "examples/train_tiny.py")
+    run(sys.executable, script, "mini_llm", str(tmp_path / "m"), "--steps", "1")
+    line = ("task=qa", "model=local", f"model.path={tmp_path / 'm'}", "quantization=fp32")
+    caps = ("run.limit=1", "sampling.max_new_tokens=3", f"run.cache_dir={tmp_path / 'cache'}")
+    said = run(sys.executable, str(ROOT / "launch/run.py"), *line, *caps, f"run.root={tmp_path}")
+    assert "complete: 1 of 1 rows" in said

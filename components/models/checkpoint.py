@@ -11,6 +11,11 @@ from typing import Literal, NoReturn
 
 from components.models.adapters import CONFIG, base_of, is_adapter
 from components.models.architecture import architecture_of, brings_tokenizer
+from components.models.foreign_checkpoints import (
+    architecture_of_kind,
+    folder_of_foreign,
+    foreign_kind,
+)
 from components.models.gguf_folder import folder_for
 from components.models.gguf_header import read_header, shards_of
 from components.models.hashes import (
@@ -23,7 +28,7 @@ from components.models.hashes import (
 )
 from components.models.training_steps import Pick, pick
 from components.models.weight_files import chat_template_of, stored_dtype
-from pipeline.spec import ModelSpec, SpecError, require
+from pipeline.spec import ModelSpec, SpecError, digest, require
 
 _LOG = logging.getLogger(__name__)
 _PACKAGE = "package:"
@@ -36,13 +41,14 @@ class Source:
 
     Attributes:
         kind: a local `folder`, a `gguf` file or its first shard, a `hub` repository at a commit, or
-            an `architecture`, whose module brings a tokenizer without files.
+            an `architecture`, whose module brings a tokenizer without files, or a `foreign`
+            checkpoint in the layout of another project.
         location: what `from_pretrained` takes, or the module's name. `prepare` turns a `gguf` file
             into a folder.
         revision: the commit of a hub repository.
     """
 
-    kind: Literal["folder", "gguf", "hub", "architecture"]
+    kind: Literal["folder", "gguf", "hub", "architecture", "foreign"]
     location: str
     revision: str | None = None
 
@@ -99,6 +105,9 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
         require(adapter is None, "model.adapter", rule, spec.adapter)
         weights, adapter = _base(spec, weights), weights
     architecture = architecture_of(spec, local_folder(weights))
+    if weights.kind == "foreign":
+        kind = foreign_kind(Path(weights.location))
+        architecture = architecture_of_kind(kind) if kind else None
     tokenizer = _tokenizer(spec, [source for source in (adapter, weights) if source], architecture)
     identity = {
         "weights": _identity(weights, weights_hash, cache),
@@ -112,9 +121,9 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
 
 
 def prepare(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
-    """The same checkpoint with every GGUF file replaced by its converted folder.
+    """The same checkpoint with every GGUF file and foreign layout replaced by a converted folder.
 
-    The folder is made on first use, which takes about a minute.
+    The folder is made on first use, which takes about a minute for a GGUF file.
     """
     ready = {
         source: _converted(source, cache) for source in (checkpoint.weights, checkpoint.tokenizer)
@@ -132,10 +141,24 @@ def local_folder(source: Source) -> Path | None:
 
 
 def _converted(source: Source, cache: Path) -> Source:
+    if source.kind == "foreign":
+        path = Path(source.location)
+        kind, content = foreign_kind(path), _foreign_hash(path, cache)
+        assert kind is not None, "_locate"
+        return Source("folder", str(folder_of_foreign(path, kind, content, cache)))
     if source.kind != "gguf":
         return source
     gguf = Path(source.location)
     return Source("folder", str(folder_for(gguf, _gguf_hash(gguf, cache), cache)))
+
+
+def _foreign_hash(path: Path, cache: Path) -> str:
+    """One hash over a foreign checkpoint: its weights, its config and its tokenizer."""
+    if path.is_dir():
+        own = tokenizer_folder(path)
+        return digest([weights_hash(path, cache), tokenizer_hash(own, cache) if own else None])
+    config = path.with_name("config.json")
+    return files_hash(path.parent, [path, *([config] if config.is_file() else [])], cache)
 
 
 def _gguf_hash(gguf: Path, cache: Path) -> str:
@@ -227,8 +250,11 @@ def _locate(key: str, path: str, revision: str | None) -> Source:
     local = _packaged(key, path) if is_package else Path(path).expanduser().absolute()
     if local.exists():
         require(revision is None, "model.revision", f"be null where {key} is no hub id", revision)
-        readable = local.is_dir() or local.suffix == ".gguf"
+        readable = local.is_dir() or local.suffix in (".gguf", ".pt")
         require(readable, key, "be a folder, a .gguf file or a hub id", path)
+        if local.suffix != ".gguf" and foreign_kind(local):
+            return Source("foreign", str(local))
+        require(local.suffix != ".pt", key, "be a folder, a .gguf file or a hub id", path)
         return Source("folder" if local.is_dir() else "gguf", str(local))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf")
     require(not looks_local, key, "name an existing folder or .gguf file, or a hub id", path)
@@ -284,6 +310,8 @@ def _identity(source: Source, folder_hash: Callable[[Path, Path], str], cache: P
         return f"commit:{source.revision}"
     if source.kind == "architecture":
         return f"architecture:{source.location.rpartition('.')[2]}"
+    if source.kind == "foreign":
+        return f"sha256:{_foreign_hash(Path(source.location), cache)}"
     content = _gguf_hash if source.kind == "gguf" else folder_hash
     return f"sha256:{content(Path(source.location), cache)}"
 

@@ -1,25 +1,17 @@
 """Turns a GGUF model, once, into the safetensors folder that Transformers loads in a second."""
 
-import json
-import logging
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from safetensors import SafetensorError
 
+from components.models.converted_folder import converted_folder
 from components.models.gguf_header import shards_of
 from components.models.tensors import refuse_incomplete
 from pipeline.spec import SpecError
 
-_LOG = logging.getLogger(__name__)
 _VERSION = 2  # of the conversion; a higher number converts again
-_SEAL = "rethink.json"  # written last: names every file of the folder with its size
 
 
 def folder_for(gguf: Path, content: str, cache: Path) -> Path:
@@ -39,38 +31,21 @@ def folder_for(gguf: Path, content: str, cache: Path) -> Path:
             or the model has tensors that the file lacks.
     """
     target = cache / "models" / f"{gguf.stem}-{content[:16]}-v{_VERSION}"
-    if _is_whole(target):
-        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(f"{target.name}.lock")):
-            if not _is_whole(target):
-                _replace(target, gguf)
+        return converted_folder(target, gguf.name, lambda folder: _make(gguf, folder))
     except SpecError:
         raise
     except (OSError, ValueError, KeyError, NotImplementedError, SafetensorError) as error:
         raise SpecError(
             f"{gguf} could not be converted into run.cache_dir={str(cache)!r}: {error}"
         ) from error
-    return target
 
 
-def _replace(target: Path, gguf: Path) -> None:
-    """Make `target`. The caller holds its lock, so any older files of that name are abandoned."""
-    for abandoned in [target, *target.parent.glob(f"{target.name}.part-*")]:
-        shutil.rmtree(abandoned, ignore_errors=True)
+def _make(gguf: Path, folder: Path) -> None:
     shards = shards_of(gguf)
-    _LOG.info("converting %s to safetensors, once: about a minute", gguf.name)
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"{target.name}.part-", dir=target.parent) as part:
-        folder = Path(part) / "model"
-        if len(shards) == 1:
-            _convert(gguf, folder)
-        else:
-            _convert(join_shards(shards, Path(part) / f"{gguf.stem}.gguf"), folder)
-        _seal(folder)
-        folder.rename(target)
-    _LOG.info("converted %s in %.0f s: %s", gguf.name, time.monotonic() - start, target)
+    if len(shards) > 1:
+        gguf = join_shards(shards, folder.with_name(f"{gguf.stem}.gguf"))
+    _convert(gguf, folder)
 
 
 def join_shards(shards: Sequence[Path], target: Path) -> Path:
@@ -123,24 +98,3 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer.model_max_length = model.config.max_position_embeddings  # GGUF leaves it unset
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _seal(folder: Path) -> None:
-    """Flush every file to disk and write down the size of each."""
-    sizes = {}
-    for path in sorted(folder.iterdir()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        sizes[path.name] = path.stat().st_size
-    (folder / _SEAL).write_text(json.dumps(sizes, indent=1))
-
-
-def _is_whole(folder: Path) -> bool:
-    seal = folder / _SEAL
-    if not seal.is_file():
-        return False
-    sizes: dict[str, int] = json.loads(seal.read_text())
-    files = {name: folder / name for name in sizes}
-    return all(
-        path.is_file() and path.stat().st_size == sizes[name] for name, path in files.items()
-    )

@@ -153,7 +153,19 @@ def _config(source: Source, spec: ModelSpec) -> PreTrainedConfig:
         source.location, revision=source.revision, trust_remote_code=spec.trust_remote_code
     )
     assert isinstance(config, PreTrainedConfig)
+    _route(config, spec)
     return config
+
+
+def _route(config: PreTrainedConfig, spec: ModelSpec) -> None:
+    """Route memory as the spec says. Raises SpecError for a model that has none."""
+    if spec.routing is None and spec.routing_window is None:
+        return
+    set_routing = getattr(config, "set_routing", None)
+    if set_routing is None:
+        rule = "be null: only memory-augmented models route"
+        raise SpecError(f"model.routing must {rule}, and {spec.name} is a {config.model_type}")
+    set_routing(spec.routing, spec.routing_window)
 
 
 def _from_pretrained(source: Source, arguments: dict[str, Any]) -> PreTrainedModel:

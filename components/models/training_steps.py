@@ -24,7 +24,8 @@ class Pick:
 def pick(series: Path, step: int | str) -> Pick:
     """The checkpoint of `series` at `step`: a number, `latest` (the highest), or `best`.
 
-    Step folders are called `checkpoint-100`, `step-100` or `global_step100`. `best` is the
+    Step folders are called `checkpoint-100`, `step-100` or `global_step100`; a training may also
+    leave files such as `checkpoint-0000100.pt` beside one config.json. `best` is the
     checkpoint that the trainer's state calls the best, else a folder `best` or `best_model` whose
     own state tells its step.
 
@@ -47,8 +48,8 @@ def pick(series: Path, step: int | str) -> Pick:
 def _steps(series: Path) -> dict[int, Path]:
     steps: dict[int, Path] = {}
     for folder in sorted(series.iterdir()):
-        number = _step_of(folder.name)
-        if number is None or not folder.is_dir():
+        number = _step_of(folder.stem if folder.suffix == ".pt" else folder.name)
+        if number is None or not (folder.is_dir() or folder.suffix == ".pt"):
             continue
         if number in steps:
             both = f"{steps[number].name} and {folder.name} in {str(series)!r}"

@@ -14,7 +14,8 @@ from components.models.architectures import bdh
 from components.models.architectures.bdh import BdhConfig, BdhForCausalLM
 from components.models.architectures.byte_tokenizer import byte_tokenizer
 from components.models.architectures.outputs import CACHE, cache_of
-from components.models.converters.bdh import convert, recognises
+from components.models.converters.bdh import convert
+from components.models.foreign_checkpoints import foreign_kind
 from pipeline.spec import SpecError
 
 SIZES = {"n_layer": 3, "n_embd": 32, "n_head": 4, "mlp_internal_dim_multiplier": 16}
@@ -165,7 +166,7 @@ def folder_of(made: BdhForCausalLM, folder: Path, layout: str) -> Path:
 def test_both_folder_layouts_and_compiled_names_load(tmp_path: Path, layout: str) -> None:
     made = model()
     folder = folder_of(made, tmp_path / "bdh", layout)
-    assert recognises(folder)
+    assert foreign_kind(folder) == "bdh"
     config, state = convert(folder)
     loaded = BdhForCausalLM(config).eval()
     loaded.load_state_dict(state)
@@ -176,7 +177,7 @@ def test_both_folder_layouts_and_compiled_names_load(tmp_path: Path, layout: str
 
 def test_a_training_checkpoint_loads_by_its_file(tmp_path: Path) -> None:
     folder = folder_of(model(), tmp_path / "run", "training")
-    _, state = convert(folder, folder / "checkpoint-0001000.pt")
+    _, state = convert(folder / "checkpoint-0001000.pt")
     assert sorted(state) == ["decoder", "embed.weight", "encoder", "encoder_v", "lm_head"]
     with pytest.raises(SpecError, match=r"checkpoint-0001000\.pt: choose one with model\.step"):
         convert(folder)

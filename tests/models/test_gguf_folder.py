@@ -82,6 +82,7 @@ def start(gguf_file: Path, cache: Path, patch: str = "") -> subprocess.Popen[str
     script = f"""
 import logging, os, sys
 from pathlib import Path
+import components.models.converted_folder as c
 import components.models.gguf_folder as g
 logging.basicConfig(level=logging.INFO)
 {patch}
@@ -119,7 +120,7 @@ def test_two_starts_at_once_make_one_good_folder(tiny_gguf: Path, tmp_path: Path
 def test_a_conversion_that_was_killed_leaves_nothing_that_is_used(
     tiny_gguf: Path, tmp_path: Path
 ) -> None:
-    killed = start(tiny_gguf, tmp_path, "g._seal = lambda made: os.kill(os.getpid(), 9)")
+    killed = start(tiny_gguf, tmp_path, "c._seal = lambda made: os.kill(os.getpid(), 9)")
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     (half,) = leftovers(tmp_path)

@@ -15,7 +15,8 @@ from components.models.architectures.memory_transformer import (
     MemoryTransformerForCausalLM,
 )
 from components.models.architectures.outputs import CACHE, cache_of
-from components.models.converters.memory_transformer import convert, recognises
+from components.models.converters.memory_transformer import convert
+from components.models.foreign_checkpoints import foreign_kind
 from components.models.memory.bank import ChapteredBank
 from components.models.memory.routing import (
     Choice,
@@ -35,7 +36,7 @@ SIZES = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": 4096,
 }
 CHAPTERS = {
     "use_chapters": True,
@@ -49,9 +50,11 @@ CHAPTERS = {
 }
 
 
-def model(adapter: bool = True, seed: int = 0, **memory: Any) -> MemoryTransformerForCausalLM:
+def model(
+    adapter: bool = True, seed: int = 0, vocabulary: int = 61, **memory: Any
+) -> MemoryTransformerForCausalLM:
     kind: Any = Qwen2Config if adapter else LlamaConfig
-    backbone = kind(**SIZES, tie_word_embeddings=not adapter)
+    backbone = kind(**SIZES | {"vocab_size": vocabulary}, tie_word_embeddings=not adapter)
     config = MemoryTransformerConfig(
         backbone=backbone.to_diff_dict() | {"model_type": backbone.model_type},
         memory={"num_memory_tokens": 12, **memory},
@@ -372,7 +375,7 @@ def written(folder: Path, made: MemoryTransformerForCausalLM, **state: Tensor) -
         names = ("vocab_size", "num_layers", "num_heads", "num_kv_heads")
         ours = ("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
         group = {n: SIZES[o] for n, o in zip(names, ours, strict=True)}
-        group |= {"hidden_dim": 32, "intermediate_dim": 48, "max_seq_len": 128}
+        group |= {"hidden_dim": 32, "intermediate_dim": 48, "max_seq_len": 4096}
     memory = dict(made.config.memory)
     groups = {"model": group, "memory": memory, "training": {"lr": 1e-4}}
     (folder / "config.yaml").write_text(yaml.safe_dump(groups))
@@ -394,7 +397,7 @@ def test_a_checkpoint_folder_gives_the_same_model(tmp_path: Path, adapter: bool)
     variant = {} if adapter else {"memory_block_variant": "B"}
     made = model(adapter=adapter, **CHAPTERS, **variant)
     folder = written(tmp_path / "checkpoint-7", made)
-    assert recognises(folder)
+    assert foreign_kind(folder) == "memory_transformer"
     config, state = convert(folder)
     loaded = MemoryTransformerForCausalLM(config).eval()
     left = loaded.load_state_dict(state, strict=False)

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from components.models.converters.mini_llm import ModelArgs, convert, recognises
+from components.models.converters.mini_llm import ModelArgs, convert
+from components.models.foreign_checkpoints import foreign_kind
 from pipeline.spec import SpecError
 
 ARGS = {"dim": 48, "n_layers": 3, "n_heads": 6, "n_kv_heads": 2, "vocab_size": 101}
@@ -152,7 +153,7 @@ def test_pickles_are_read_safely_whatever_names_their_sizes(
     tmp_path: Path, prefix: str, as_class: bool
 ) -> None:
     folder = pickled(tmp_path / "m", weights(), as_class, prefix)
-    assert recognises(folder)
+    assert foreign_kind(folder) == "mini_llm"
     assert loaded(folder).config.num_key_value_heads == 2
 
 

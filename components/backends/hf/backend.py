@@ -122,6 +122,7 @@ class HfBackend(Backend):
             "template_kwargs": dict(self._spec.template_kwargs),
             "max_length": self._spec.max_length,
             "truncation_side": self._spec.truncation_side,
+            **{f"model.{k}": v for k, v in _routing(self._spec).items() if v is not None},
         }
 
     def describe(self) -> dict[str, Any]:
@@ -272,6 +273,10 @@ class HfBackend(Backend):
         rule = f"write ids below {size}, the size of the model's embedding, in every prompt"
         largest = max(ids, default=0)
         require(largest < size, "model.tokenizer", rule, largest)
+
+
+def _routing(spec: ModelSpec) -> dict[str, str | int | None]:
+    return {"routing": spec.routing, "routing_window": spec.routing_window}
 
 
 def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:

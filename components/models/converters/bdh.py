@@ -11,36 +11,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from components.models.architectures.bdh import BdhConfig, BdhForCausalLM
+from components.models.architectures.byte_tokenizer import byte_tokenizer
 from components.models.converters.state_dicts import (
     demand,
     read_pickle,
     read_safetensors,
     unwrapped,
 )
+from components.models.hashes import tokenizer_folder
 from pipeline.spec import SpecError
 
 _SIZES = ("n_layer", "n_embd", "n_head", "mlp_internal_dim_multiplier", "vocab_size", "dropout")
 _WEIGHTS = ("model.safetensors", "model.pt")
 
 
-def recognises(folder: Path) -> bool:
-    """Whether a folder's `config.json` tells the sizes of a BDH as the original writes them."""
-    config = _config(folder)
-    return "mlp_internal_dim_multiplier" in config and "n_embd" in config
-
-
-def convert(folder: Path, weights: Path | None = None) -> tuple[BdhConfig, dict[str, Tensor]]:
+def convert(path: Path) -> tuple[BdhConfig, dict[str, Tensor]]:
     """The config and weights of a folder, or of one training checkpoint in it.
 
     Raises:
         SpecError: weights are missing, torn, or do not fit the config.
     """
+    folder = path if path.is_dir() else path.parent
     values = _config(folder)
     sizes = {name: values[name] for name in _SIZES if name in values}
     ends = {name: values[name] for name in ("bos_token_id", "eos_token_id") if name in values}
-    path = weights or _weights(folder)
+    path = _weights(folder) if path.is_dir() else path
     state = _state(path)
     dtype = str(state["decoder"].dtype).removeprefix("torch.") if "decoder" in state else None
     config = BdhConfig(**sizes, **ends, dtype=dtype, architectures=["BdhForCausalLM"])
@@ -50,6 +48,28 @@ def convert(folder: Path, weights: Path | None = None) -> tuple[BdhConfig, dict[
     _check_frequencies(state.pop("attn.freqs", None), config, path)
     demand(state, _shapes(config), path)
     return config, state
+
+
+def tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder: its own files, else the bytes of UTF-8.
+
+    Raises:
+        SpecError: there are no files, and the config says that the model does not read bytes.
+    """
+    folder = path if path.is_dir() else path.parent
+    own = tokenizer_folder(folder)
+    if own is not None:
+        return PreTrainedTokenizerFast.from_pretrained(own)
+    kind, size = (
+        _config(folder).get("tokenizer_type", "byte"),
+        _config(folder).get("vocab_size", 256),
+    )
+    if kind != "byte" or size != 256:
+        raise SpecError(
+            f"{folder} must hold the files of its {kind} tokenizer of {size} entries, in itself or "
+            "in a folder `tokenizer`: or name one with model.tokenizer"
+        )
+    return byte_tokenizer()
 
 
 def _config(folder: Path) -> dict[str, Any]:

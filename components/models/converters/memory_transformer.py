@@ -13,7 +13,13 @@ from typing import Any
 import torch
 import yaml
 from torch import Tensor
-from transformers import AutoConfig, LlamaConfig, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from components.models.architectures.memory_transformer import (
     MemoryTransformerConfig,
@@ -25,17 +31,12 @@ from components.models.converters.state_dicts import (
     read_safetensors,
     unwrapped,
 )
+from components.models.hashes import tokenizer_folder
 from components.models.memory.settings import MemorySettings
 from pipeline.spec import SpecError
 
 _WEIGHTS = ("model.pt", "model.safetensors", "pytorch_model.bin")
 _BLOCK = ("memory_layernorm.", "memory_attn.", "post_memory_layernorm.", "post_memory_mlp.")
-
-
-def recognises(folder: Path) -> bool:
-    """Whether a folder's `config.yaml` has the groups of a memory-augmented model."""
-    path = folder / "config.yaml"
-    return path.is_file() and {"model", "memory"} <= _yaml(path).keys()
 
 
 def convert(folder: Path) -> tuple[MemoryTransformerConfig, dict[str, Tensor]]:
@@ -68,10 +69,23 @@ def convert(folder: Path) -> tuple[MemoryTransformerConfig, dict[str, Tensor]]:
     return config, state
 
 
-def tokenizer_of(folder: Path) -> str | None:
-    """Where a checkpoint says that its tokenizer is: a folder or a hub id, or None."""
+def tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in the folder, else the one that its config names; None where it names none.
+
+    Raises:
+        SpecError: the config names one that is not within reach.
+    """
     model = _yaml(folder / "config.yaml")["model"] or {}
-    return model.get("tokenizer_name") or model.get("base_model_name")
+    name = tokenizer_folder(folder) or model.get("tokenizer_name") or model.get("base_model_name")
+    if name is None:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{folder}/config.yaml: model.tokenizer_name must name a folder or a hub id within "
+            f"reach, got {str(name)!r}; or name one with model.tokenizer: {error}"
+        ) from error
 
 
 def _yaml(path: Path) -> dict[str, Any]:

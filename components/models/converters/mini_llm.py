@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from components.models.converters.state_dicts import (
     demand,
@@ -20,6 +20,7 @@ from components.models.converters.state_dicts import (
     read_safetensors,
     unwrapped,
 )
+from components.models.hashes import tokenizer_folder
 from pipeline.spec import SpecError
 
 PICKLED = "ckpt.pt"
@@ -52,13 +53,6 @@ class ModelArgs:
         return -(-4 * self.dim // self.multiple_of) * self.multiple_of
 
 
-def recognises(folder: Path) -> bool:
-    """Whether a folder holds a Mini-LLM checkpoint, pickled or exported."""
-    if (folder / PICKLED).is_file() and not (folder / "config.json").is_file():
-        return True
-    return _config(folder).get("model_type") == "mini-llm"
-
-
 def convert(folder: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
     """The Llama config and weights that compute what the checkpoint does.
 
@@ -86,6 +80,28 @@ def convert(folder: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
         architectures=["LlamaForCausalLM"],
     )
     return config, dict(_renamed(state, args, tied))
+
+
+def tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of its JSON file as it is; the class that its config names adds a blank.
+
+    None where the folder has no such file.
+    """
+    own = tokenizer_folder(folder)
+    if own is None:
+        return None
+    file = own / "tokenizer.json"
+    if not file.is_file():
+        raise SpecError(f"{own} must hold tokenizer.json, whose ids the model was trained on")
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(file),
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
 
 
 def _read(folder: Path) -> tuple[ModelArgs, dict[str, Tensor], Path]:
