@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from components.models.adapters import merged
@@ -15,6 +16,7 @@ from components.models.architecture import register
 from components.models.checkpoint import Checkpoint, Source, local_folder
 from components.models.tensors import refuse_incomplete
 from components.models.weight_files import tensor_names
+from pipeline.protocols import Quantization
 from pipeline.spec import ModelSpec, SpecError
 
 _LOG = logging.getLogger(__name__)
@@ -33,15 +35,28 @@ _READING_FAILS = (
 )
 
 
-class LoadArguments(Protocol):
-    """What loading asks of a quantization."""
+class LoadableQuantization(Quantization, Protocol):
+    """A quantization that an in-process backend can apply while it loads a model."""
+
+    def refuse(self, device: str, capability: float | None, stored: str | None) -> None:
+        """Refuse a device, a CUDA compute capability or stored weights that cannot work.
+
+        Raises:
+            SpecError: says the reason and the nearest option that can.
+        """
 
     def load_kwargs(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained`."""
+        """Arguments of `from_pretrained`; `quantization_config` among them if there is one."""
+
+    def after_loading(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model with what is quantized only after loading."""
 
 
 def load_model(
-    checkpoint: Checkpoint, spec: ModelSpec, quantization: LoadArguments, device: torch.device
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    quantization: LoadableQuantization,
+    device: torch.device,
 ) -> PreTrainedModel:
     """The model of a prepared checkpoint on `device`, in evaluation mode.
 
@@ -66,6 +81,10 @@ def load_model(
     placed = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
     with _errors_as_sentences(spec), _quietly():
         config = _config(source, spec)
+        quantization.refuse(device.type, capability_of(device), stored_quantization(config))
+        given = quantization.load_kwargs()
+        if "quantization_config" in given:
+            _refuse_without_layers(config, spec, quantization.name)
         arguments = {
             "config": config,
             "attn_implementation": attention_for(config, spec.attn_implementation),
@@ -74,11 +93,28 @@ def load_model(
             **placed,
         }
         if checkpoint.adapter is None:
-            model = _from_pretrained(source, {**arguments, **quantization.load_kwargs()})
+            model = _from_pretrained(source, {**arguments, **given})
         else:
-            model = _with_adapter(checkpoint, arguments, quantization.load_kwargs())
+            model = _with_adapter(checkpoint, arguments, given)
     model.train(False)
-    return model
+    return quantization.after_loading(model)
+
+
+def capability_of(device: torch.device) -> float | None:
+    """The compute capability of a CUDA device, such as 8.9; None for another device."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return major + minor / 10
+
+
+def stored_quantization(config: PreTrainedConfig) -> str | None:
+    """How a checkpoint's weights are quantized already (`gptq`, `awq`, ...), or None."""
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return None
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+    return str(getattr(method, "value", method))
 
 
 def refuse_tokenizer_beyond(model: PreTrainedModel, vocabulary: dict[str, int], used: str) -> None:
@@ -146,6 +182,20 @@ def _model_class(config: PreTrainedConfig) -> type[Any] | None:
     model_class = mapping[type(config)]
     chosen: type[Any] = model_class[0] if isinstance(model_class, tuple) else model_class
     return chosen
+
+
+def _refuse_without_layers(config: PreTrainedConfig, spec: ModelSpec, name: str) -> None:
+    """Refuse a model in which there is nothing to quantize, seen in a copy without weights."""
+    with torch.device("meta"):
+        auto: Any = AutoModelForCausalLM
+        skeleton = auto.from_config(config, trust_remote_code=spec.trust_remote_code)
+    head = skeleton.get_output_embeddings()
+    layers = [m for m in skeleton.modules() if isinstance(m, torch.nn.Linear | Conv1D)]
+    if not [layer for layer in layers if layer is not head]:
+        raise SpecError(
+            f"quantization={name} must be none, fp32, fp16 or bf16 for {type(skeleton).__name__}, "
+            "which has no linear layers but its output head"
+        )
 
 
 def _config(source: Source, spec: ModelSpec) -> PreTrainedConfig:

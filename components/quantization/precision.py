@@ -34,6 +34,13 @@ class Precision:
         """What `from_pretrained` is given."""
         return {"dtype": self.dtype or "auto"}
 
+    def refuse(self, device: str, capability: float | None, stored: str | None) -> None:
+        """Every device computes in these types, and weights that are quantized keep theirs."""
+
+    def after_loading(self, model: Any) -> Any:
+        """The model itself."""
+        return model
+
     def identity(self) -> dict[str, Any]:
         """What of it makes a row what it is."""
         return {"dtype": self.dtype or "checkpoint"}

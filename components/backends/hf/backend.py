@@ -29,9 +29,16 @@ from components.backends.hf.static import StaticDecoder
 from components.decoding.prompt_encoder import PromptEncoder
 from components.decoding.sequence import Limits, TokenSequence
 from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
-from components.models.loading import embedding_size, load_model, refuse_tokenizer_beyond
+from components.models.loading import (
+    LoadableQuantization,
+    capability_of,
+    embedding_size,
+    load_model,
+    refuse_tokenizer_beyond,
+    stored_quantization,
+)
 from components.models.tokenizer_loading import load_tokenizer
-from components.quantization.precision import Precision
+from components.quantization.report import weights_report
 from pipeline.protocols import (
     Backend,
     Capabilities,
@@ -61,7 +68,7 @@ class HfBackend(Backend):
     def __init__(
         self,
         model: ModelSpec,
-        quantization: Precision,
+        quantization: LoadableQuantization,
         cache_dir: str | None = None,
         device: str = "auto",
         batch_size: int = 8,
@@ -93,6 +100,7 @@ class HfBackend(Backend):
         require(threads is None or threads >= 1, "backend.threads", "be 1 or more", threads)
         self.capacity = 2 * batch_size
         self._device = _device(device)
+        quantization.refuse(self._device.type, capability_of(self._device), None)
         self._spec = model
         self._quantization = quantization
         self.quantization = quantization.name
@@ -106,6 +114,7 @@ class HfBackend(Backend):
         self._prompts: PromptEncoder | None = None
         self._model: PreTrainedModel | None = None
         self._limits: Limits | None = None
+        self._weights: dict[str, Any] | None = None
         self._queue: Batches | Engine | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
 
@@ -131,6 +140,7 @@ class HfBackend(Backend):
         return {
             "device": _device_name(self._device),
             "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
+            "weights": self._weights,
             **(queue.describe() if queue else {}),
             "attn_implementation": _attention(model) if model is not None else None,
             "use_cache": self._use_cache,
@@ -223,6 +233,7 @@ class HfBackend(Backend):
         encoder = self._encoder()
         model = self._load_model()
         vocabulary = encoder.tokenizer.get_vocab()
+        self._weights = weights_report(model)
         refuse_tokenizer_beyond(model, vocabulary, _certain_text(encoder.tokenizer))
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._limits = Limits(encoder.end_ids() | _end_ids(model), context)
@@ -250,7 +261,9 @@ class HfBackend(Backend):
 
     def _load_model(self) -> PreTrainedModel:
         model = load_model(self._ready(), self._spec, self._quantization, self._device)
-        if self._device.type == "cpu" and model.dtype == torch.bfloat16 and not has_bfloat16():
+        plain = stored_quantization(model.config) is None
+        slow = model.dtype == torch.bfloat16 and not has_bfloat16()
+        if self._device.type == "cpu" and plain and slow:
             _LOG.warning("computing in float32: the processor has no bfloat16 arithmetic")
             model.float()  # type: ignore[no-untyped-call]
         return model

@@ -111,9 +111,14 @@ class SharedInputs:
         self._calls.append((layer, given[0]))
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """Whether it is a linear layer whose weight is a tensor of numbers: torchao's are not."""
+    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
+
+
 def _alike(layer: nn.Linear, other: nn.Linear) -> bool:
     """Whether both are plain layers of one kind: adapters and quantized ones stay by themselves."""
-    plain = type(layer) is nn.Linear and type(other) is nn.Linear
+    plain = is_plain(layer) and is_plain(other)
     same = (layer.bias is None) == (other.bias is None)
     weights = (layer.weight, other.weight)
     kinds = {(weight.dtype, weight.device, weight.shape[1]) for weight in weights}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from components.backends.hf.processor import X86_BFLOAT16, instructions
+from components.backends.hf.slots.fused_linear import is_plain
 
 
 def pack(model: PreTrainedModel) -> int:
@@ -21,7 +22,7 @@ def pack(model: PreTrainedModel) -> int:
     """
     if model.device.type != "cpu" or model.dtype != torch.bfloat16 or not packs():
         return 0
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    layers: list[Any] = [module for module in model.modules() if is_plain(module)]
     layers = [layer for layer in layers if layer.weight.dtype == torch.bfloat16]
     for layer in layers:
         pack_layer(layer, keep=_readers(model, layer.weight) > 1)
