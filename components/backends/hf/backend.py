@@ -128,6 +128,7 @@ class HfBackend(Backend):
             **checkpoint.identity,
             **precision,
             "backend": self.name,
+            "model.step": checkpoint.step,
             "template_kwargs": dict(self._spec.template_kwargs),
             "max_length": self._spec.max_length,
             "truncation_side": self._spec.truncation_side,

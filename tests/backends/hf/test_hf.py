@@ -431,6 +431,13 @@ def test_the_type_that_a_checkpoint_has_already_is_the_same_row(
     assert backend(half, dtype=None).identity() != backend(half, dtype="float32").identity()
 
 
+def test_the_training_step_is_known_before_loading(tiny_llama: Maker, tmp_path: Path) -> None:
+    shutil.copytree(tiny_llama(), tmp_path / "series" / "checkpoint-50")
+    series = {"checkpoints": str(tmp_path / "series"), "step": "latest"}
+    assert backend(tiny_llama(seed=1), **series).identity()["model.step"] == 50
+    assert backend(tiny_llama()).identity()["model.step"] == 0
+
+
 def test_a_preview_needs_no_weights(tiny_llama: Maker, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_llama(), tmp_path / "m")
     (folder / "config.json").unlink()
