@@ -26,8 +26,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from launch.config.compose import build_backend, build_point, register_schema, to_spec
-from launch.run import run_points
+from launch import api
+from launch.config.compose import register_schema
 
 WORDS = 150  # in an answer
 
@@ -108,20 +108,18 @@ def line(url: str, folder: Path, data: Path, flight: int) -> list[str]:
 def ours(url: str, folder: Path, data: Path, flight: int) -> float:
     """Seconds of a whole run, composing and loading left out."""
     overrides = line(url, folder, data, flight)
-    config = composed(*overrides)
-    spec = to_spec(config)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, overrides, {})
+    setup = api.compose(*overrides)
+    backend = api.open_backend(setup)
     start = time.perf_counter()
-    assert run_points([point], backend, {point.folder: config}) == 0
+    assert api.run(setup, backend).status == 0
     return time.perf_counter() - start
 
 
 def example_messages(url: str, folder: Path, data: Path) -> list[dict[str, str]]:
     """What the run sends for its first example."""
     overrides = line(url, folder, data, 1)
-    spec = to_spec(composed(*overrides))
-    point = build_point(spec, build_backend(spec), overrides, {})
+    setup = api.compose(*overrides)
+    point = api.point_of(setup, api.open_backend(setup))
     prompt = point.task.prompt(point.examples[0])
     return [{"role": m.role, "content": "".join(map(str, m.content))} for m in prompt.messages]
 

@@ -37,7 +37,7 @@ from pipeline.backfill.points import (
     write_merged,
 )
 from pipeline.protocols import Backend, Cue, Task
-from pipeline.run.phases import resolve_phases
+from pipeline.run.phases import refuse_unused_caps, resolve_phases
 from pipeline.run.point import model_name, refuse_what_it_cannot
 from pipeline.run.row_fields import SAMPLING_COLUMNS
 from pipeline.run.session import Session
@@ -190,6 +190,7 @@ def points_of(spec: BackfillSpec, found: Scan, cues: tuple[Cue, ...], built: Bui
             point.read = read
         seed_rows(point, (read(gap.offset) for gap in members), spec.backfill.force)
         parts.append((group, point))
+    refuse_unused_caps((phase for _, point in parts for phase in point.phases), spec, built[0].name)
     return parts
 
 

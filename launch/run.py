@@ -13,20 +13,16 @@ if __name__ == "__main__":
     # Ctrl-C while libraries load ends the process as it ends any other, without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from typing import Any
-
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from launch.api import open_backend, point_of, run, setup_of
 from launch.config.command_line import ended, run_application
-from launch.config.compose import build_backend, build_point, register_schema, to_spec
+from launch.config.compose import register_schema
 from launch.running.dry_run import PlannedPoint, show_dry_run
-from launch.running.here import run_ready
 from launch.sweeps.points import missing_rows
 from launch.sweeps.sweep import of_points
-from pipeline.protocols import Backend
-from pipeline.run.point import Point
 from pipeline.spec import require
 
 
@@ -40,24 +36,17 @@ def main(config: DictConfig) -> None:
 
 def run_config(config: DictConfig) -> int:
     """Run what a composed config says. Returns the exit status."""
-    spec = to_spec(config)
-    for key in ("plan", "manifest"):
-        value = getattr(spec.run, key)
-        require(not value, f"run.{key}", "be left out, or -m added: it is about a sweep", value)
     hydra_config = HydraConfig.get()
-    choices: dict[str, Any] = dict(hydra_config.runtime.choices)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, hydra_config.overrides.task, choices)
-    if spec.run.dry:
+    setup = setup_of(config, hydra_config.overrides.task, dict(hydra_config.runtime.choices))
+    for key in ("plan", "manifest"):
+        value = getattr(setup.spec.run, key)
+        require(not value, f"run.{key}", "be left out, or -m added: it is about a sweep", value)
+    backend = open_backend(setup)
+    if setup.spec.run.dry:
+        point = point_of(setup, backend)
         show_dry_run([PlannedPoint(point, backend, missing_rows(point))])
         return 0
-    return run_points([point], backend, {point.folder: config})
-
-
-def run_points(points: list[Point], backend: Backend, configs: dict[Any, DictConfig]) -> int:
-    """Run points that share a backend. Returns 0, 1 (a trace failed) or 130 (interrupted)."""
-    texts = [OmegaConf.to_yaml(configs[point.folder]) for point in points]
-    return run_ready(points, backend, texts).status
+    return run(setup, backend).status
 
 
 register_schema()

@@ -263,6 +263,7 @@ class Backend(Protocol):
 
     async def discover(self) -> None:
         """Ask what `capabilities` and `identity` depend on, such as what a service can do."""
+        return
 
     def identity(self) -> dict[str, Any]:
         """What of model and backend makes a row what it is; known before entering.
@@ -289,6 +290,7 @@ class Backend(Protocol):
 
     async def __aexit__(self, *exc: object) -> None:
         """Unload; requests under way end."""
+        return
 
     async def generate(self, request: Request) -> Generation:
         """Make one generation. Cancelling the call drops the request.
@@ -303,6 +305,8 @@ class Backend(Protocol):
 
     def release(self, trace_id: int) -> None:
         """Forget what is cached for a trace, which is over."""
+        return
 
     async def follow(self) -> None:
         """What ranks above 0 do instead of running traces; returns when rank 0 is done."""
+        return

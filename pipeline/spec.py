@@ -38,7 +38,8 @@ class Sampling:
 
     Order: repetition penalty, temperature, top_k, top_p, min_p (as Transformers).
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 switch a filter off.
-    The caps, where given, replace the task's own.
+    The caps, where given, replace the task's own: `think_cap` and `answer_cap` those of its phases,
+    `max_new_tokens` that of a single phase. A cap without a phase in the run is refused.
     """
 
     temperature: float = 0.7

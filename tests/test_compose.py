@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from launch.config.compose import build_backend, construct_backend, to_spec
+from launch.config.compose import build_backend, build_point, construct_backend, to_spec
 from pipeline.protocols import Backend, Capabilities, Generation, Request
+from pipeline.run.point import Point
 from pipeline.spec import ModelSpec, SpecError
 from tests.fakes.configs import composed
 from tests.gateways.asking import configured
@@ -77,6 +78,19 @@ def test_what_is_no_quantization_is_refused_by_its_class() -> None:
     asked.quantization = {"_target_": f"{__name__}.Nameless"}
     with pytest.raises(SpecError, match=r"quantization\._target_ must be a class with `name`"):
         build_backend(asked)
+
+
+def test_a_cap_that_is_set_twice_to_two_values_is_refused() -> None:
+    def asked(*overrides: str) -> Point:
+        made = to_spec(composed("task=crossword", "backend=echo", *overrides))
+        return build_point(made, build_backend(made), overrides, {})
+
+    rule = r"task\.think_cap must be left out, or equal sampling\.think_cap=8, .*, got 9"
+    with pytest.raises(SpecError, match=rule):
+        asked("task.think_cap=9", "sampling.think_cap=8")
+    assert asked("task.think_cap=8", "sampling.think_cap=8").phases[0].cap == 8
+    assert asked("sampling.think_cap=7").phases[0].cap == 7
+    assert asked("task.think_cap=6").phases[0].cap == 6
 
 
 def test_a_service_is_asked_what_it_can_do_inside_a_running_loop_and_by_nothing_else(

@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 from datasets import load_from_disk
 
-from launch.config.compose import build_backend, build_point, to_spec
+from launch import api
 from launch.export_rows import main
-from launch.run import run_points
 from pipeline.analysis.flat import column_kinds, kind_of, merge_kinds
 from tests.fakes.configs import composed
 from tests.fakes.stored_rows import one, row, write_rows
@@ -23,12 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     line = ["task=crossword", "backend=echo", "cue=[wait,neutral]", "run.limit=2"]
     line += ["sampling.num_samples=2", "task.system_prompt=Solve it."]
-    config = composed(*line, f"run.root={root}")
-    spec = to_spec(config)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, line, {})
-    assert run_points([point], backend, {point.folder: config}) == 0
-    return point.folder
+    outcome = api.run(api.setup_of(composed(*line, f"run.root={root}"), line))
+    assert outcome.status == 0
+    return outcome.folder
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
+from launch import api
+from launch.config.compose import to_spec
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
 from tests.seed_names import NAMES
@@ -97,12 +97,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for task in TASKS:
         root = tmp_path_factory.mktemp(task)
         line = [f"task={task}", "backend=echo", "cue=reconsider_control", "run.limit=1"]
-        config = composed(*line, f"run.root={root}")
-        spec = to_spec(config)
-        backend = build_backend(spec)
-        point = build_point(spec, backend, line, {})
-        assert run_points([point], backend, {point.folder: config}) == 0
-        made.append(point.folder)
+        outcome = api.run(api.setup_of(composed(*line, f"run.root={root}"), line))
+        assert outcome.status == 0
+        made.append(outcome.folder)
     return made
 
 

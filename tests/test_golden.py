@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
+from launch import api
+from launch.config.compose import to_spec
 from pipeline.store.files import Row, read_lines
 from tests.fakes.configs import ROOT, composed
 from tests.run.test_executor import stable
@@ -74,12 +74,9 @@ def test_rows_of_an_echo_run_are_the_reviewed_ones(tmp_path: Path, golden: Golde
     data.write_text("".join(json.dumps(clue) + "\n" for clue in CLUES))
     line = ["task=crossword", "backend=echo", "cue=[wait,neutral]", "sampling.num_samples=2"]
     line += ["sampling.think_cap=60", f"task.data.path={data}", f"run.root={tmp_path}"]
-    config = composed(*line)
-    spec = to_spec(config)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, line, {})
-    assert run_points([point], backend, {point.folder: config}) == 0
-    rows = [row for _, row in read_lines(point.rows_path) if row is not None]
+    outcome = api.run(api.setup_of(composed(*line), line))
+    assert outcome.status == 0
+    rows = [row for _, row in read_lines(outcome.point.rows_path) if row is not None]
     golden("rows/echo.txt", "\n".join(shown(row) for row in rows))
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
+from launch import api
 from launch.summarize import main
 from tests.analysis.test_summary import ROWS
 from tests.fakes.configs import ROOT, composed
@@ -172,12 +171,9 @@ def test_recompute_brings_back_what_the_run_itself_said(tmp_path: Path) -> None:
     said: dict[Path, bytes] = {}
     for task in ("crossword", "carpark", "math"):
         line = [f"task={task}", "backend=echo", "cue=reconsider_control", "run.limit=3"]
-        config = composed(*line, f"run.root={tmp_path / 'runs'}")
-        spec = to_spec(config)
-        backend = build_backend(spec)
-        point = build_point(spec, backend, line, {})
-        assert run_points([point], backend, {point.folder: config}) == 0
-        said[point.rows_path] = point.rows_path.read_bytes()
+        outcome = api.run(api.setup_of(composed(*line, f"run.root={tmp_path / 'runs'}"), line))
+        assert outcome.status == 0
+        said[outcome.point.rows_path] = outcome.point.rows_path.read_bytes()
     before = counted(tmp_path)
     for path, rows in said.items():
         path.write_bytes(rows.replace(b'"is_correct_pred":false', b'"is_correct_pred":true'))
@@ -239,12 +235,9 @@ def test_a_file_without_a_row_is_refused_rather_than_summed_up(
 def graded_run(root: Path, *line: str) -> Path:
     """Rows of `task=qa` with the echo backend, as a run leaves them."""
     words = ["task=qa", "backend=echo", "run.limit=4", *line]
-    config = composed(*words, f"run.root={root}")
-    spec = to_spec(config)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, words, {})
-    assert run_points([point], backend, {point.folder: config}) == 0
-    return point.rows_path
+    outcome = api.run(api.setup_of(composed(*words, f"run.root={root}"), words))
+    assert outcome.status == 0
+    return outcome.point.rows_path
 
 
 def test_recompute_goes_by_the_runs_own_settings_not_by_the_tasks_defaults(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
+from launch import api
+from launch.config.compose import to_spec
 from launch.running import tracking
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
@@ -26,11 +26,10 @@ def needs(library: str) -> pytest.MarkDecorator:
 def run(tmp_path: Path, *overrides: str) -> tuple[int, Path]:
     """A small echo run; its status and its folder."""
     line = ["task=crossword", "backend=echo", "cue=wait", "run.limit=3", *overrides]
-    config = composed(*line, f"run.root={tmp_path}", "run.name=tracked")
-    spec = to_spec(config)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, line, {})
-    return run_points([point], backend, {point.folder: config}), point.folder
+    outcome = api.run(
+        api.setup_of(composed(*line, f"run.root={tmp_path}", "run.name=tracked"), line)
+    )
+    return outcome.status, outcome.folder
 
 
 @needs("mlflow")

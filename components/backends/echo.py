@@ -5,7 +5,7 @@ import math
 import random
 from typing import Any
 
-from pipeline.protocols import Backend, Capabilities, Generation, Request, spelled
+from pipeline.protocols import Backend, Capabilities, FinishReason, Generation, Request, spelled
 from pipeline.spec import ModelSpec, require
 
 
@@ -60,7 +60,7 @@ class Echo(Backend):
             token_ids=ids,
             text=text,
             tail=stop if reason == "stop_token" else "",
-            finish_reason="stop_token" if reason == "stop_token" else "max_new_tokens",
+            finish_reason=reason,
             prompt_tokens=len(self.preview(request.prompt).encode()),
             entropies=entropies,
             logprobs=[-value for value in entropies],
@@ -72,7 +72,7 @@ class Echo(Backend):
         return generation
 
 
-def _sentence(request: Request, draw: random.Random, stop: str) -> tuple[str, str]:
+def _sentence(request: Request, draw: random.Random, stop: str) -> tuple[str, FinishReason]:
     said = [m for m in request.prompt.messages if m.role == "user"]
     words = spelled(said[0].content).split() if said else ["nothing"]
     wanted = draw.randint(1, 3) if request.cap <= 100 else draw.randint(5, 60)

@@ -1,6 +1,6 @@
-"""From Hydra's config to typed RunSpecs and live components.
+"""From Hydra's config to a typed RunSpec and components that are made but not entered.
 
-Past this door there is no DictConfig.
+Nothing behind this module sees a DictConfig.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.config import cluster
 from launch.config.command_line import CONF, check_choices, check_names, sentence
 from pipeline.protocols import Backend, Quantization, Task
+from pipeline.run.phases import CAPS
 from pipeline.run.point import Point, prepare
 from pipeline.spec import RunSpec, SpecError, require
 
@@ -91,12 +92,12 @@ def component_class(group: str, name: object) -> type:
     rule = "name a class that can be imported"
     module, _, last = str(name).rpartition(".")
     try:  # not Hydra's get_class, which prints a line of its own besides
-        found = resolve_name(f"{module}:{last}")
+        component = resolve_name(f"{module}:{last}")
     except (ImportError, AttributeError, ValueError) as error:
         raise SpecError(f"{group}._target_ must {rule}, got {name!r} ({error})") from error
-    require(isinstance(found, type), f"{group}._target_", rule, name)
-    made: type = found
-    return made
+    if not isinstance(component, type):
+        raise SpecError(f"{group}._target_ must {rule}, got {name!r}")
+    return component
 
 
 def _check_kind(key: str, value: object, annotation: Any) -> None:
@@ -181,17 +182,33 @@ def build_point(
     task: Task | None = None,
 ) -> Point:
     """The point of a spec, with where each sampling value came from; `task` if it is built."""
+    refuse_two_caps(spec, overrides)
     point = prepare(spec, task or build("task", spec.task), backend)
     point.overrides = list(overrides)
     point.sources = sampling_sources(spec, overrides, choices)
     return point
 
 
+def refuse_two_caps(spec: RunSpec, overrides: Sequence[str]) -> None:
+    """Refuse a cap that the command line sets twice, in `task` and in `sampling`, to two values."""
+    typed = typed_keys(overrides)
+    for name in CAPS:
+        of_task, of_sampling = spec.task.get(name), getattr(spec.sampling, name)
+        agree = f"task.{name}" not in typed or of_sampling in (None, of_task)
+        rule = f"be left out, or equal sampling.{name}={of_sampling}, which replaces it"
+        require(agree, f"task.{name}", rule, of_task)
+
+
+def typed_keys(overrides: Sequence[str]) -> set[str]:
+    """The keys that a command line names."""
+    return {override.lstrip("+~").partition("=")[0] for override in overrides}
+
+
 def sampling_sources(
     spec: RunSpec, overrides: Sequence[str], choices: dict[str, Any]
 ) -> dict[str, str]:
     """Where each sampling value came from: command line, experiment or sampling option."""
-    typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    typed = typed_keys(overrides)
     given = f"experiment={choices['experiment']}, " if choices.get("experiment") else ""
     sources = {}
     for name in asdict(spec.sampling):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from pipeline.run.markers import PATTERNS
+from pipeline.run.markers import marker_places
 from pipeline.run.pass_fields import TAGS, THINK_BLOCK
 from pipeline.store.files import Row
 from pipeline.store.pass_names import distinct_passes
@@ -136,10 +136,8 @@ def cue_span(fields: Fields, segments: Mapping[str, Sequence[int]], start: int) 
 
 def markers(think: str, base: int, skip: int) -> Iterator[list[Any]]:
     """`[name, begin, end]` of the first place of each reconsideration marker, in the output."""
-    for name, pattern in PATTERNS:
-        match = pattern.search(think, max(skip, 0))
-        if match:
-            yield [name, base + match.start(), base + match.end()]
+    for name, begin, end in marker_places(think, max(skip, 0)):
+        yield [name, base + begin, base + end]
 
 
 def _scalars(fields: Fields, without: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launch.config.command_line import INTERRUPTED
@@ -26,6 +26,7 @@ class Ran:
 
     sessions: list[Session] = field(default_factory=list)
     signals: set[int] = field(default_factory=set)  # those that came
+    interrupt: Callable[[], object] = lambda: None  # from any thread: as SIGINT would
 
     @property
     def status(self) -> int:
@@ -42,6 +43,7 @@ def run_ready(
     backend: Backend,
     configs: Sequence[str],
     signals: Sequence[int] = ENDING,
+    ran: Ran | None = None,  # what is returned; another thread can interrupt the run by it
 ) -> Ran:
     """Run points that share a backend; `configs` are their composed configs as text.
 
@@ -54,7 +56,7 @@ def run_ready(
         write_config_once(point, config)
     files = [point.folder / log_name(point) for point in points]
     with log_into(files), tracked(points) as end_tracking:
-        ran = run_until_signal(points, backend, signals=signals)
+        ran = run_until_signal(points, backend, signals=signals, ran=ran)
         end_tracking(ran.sessions)
     print_summary(ran.sessions)
     return ran
@@ -65,10 +67,11 @@ def run_until_signal(
     backend: Backend,
     on_row: OnRow = lambda session, row: None,
     signals: Sequence[int] = ENDING,
+    ran: Ran | None = None,
 ) -> Ran:
     """Execute with a progress bar; one of `signals` ends it once finished rows are written."""
     before = {number: signal.getsignal(number) for number in signals}
-    ran = Ran()
+    ran = ran or Ran()
     try:
         asyncio.run(_run(points, backend, on_row, before, ran))
     finally:
@@ -98,6 +101,7 @@ async def _run(
             stop.set()
             loop.call_later(grace + STOP_SECONDS, work.cancel)  # a model that is still loading
 
+        ran.interrupt = lambda: loop.call_soon_threadsafe(end, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, end, number)
         try:
@@ -106,5 +110,6 @@ async def _run(
             if not ran.signals:
                 raise
         finally:
+            ran.interrupt = lambda: None
             for number in signals:
                 loop.remove_signal_handler(number)

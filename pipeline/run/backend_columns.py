@@ -1,4 +1,8 @@
-"""Columns that a backend adds by itself: how those of several phases and passes join."""
+"""Row columns that only some backends produce, such as usage, cost and endpoint.
+
+It is said here how the values of several phases become one of a pass, and those of several passes
+one of a row.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,41 +39,40 @@ def join_backend_columns(
 ) -> dict[str, Any]:
     """Columns of a pass from the backend's columns of its phases.
 
-    What was paid is summed; entropy bounds are strung together and averaged; anything else is kept
+    What was paid is summed; entropy bounds are concatenated and averaged; anything else is kept
     once where the phases agree, else by phase name.
     """
     names = dict.fromkeys(name for generation in generations for name in generation.backend_columns)
     fields: dict[str, Any] = {}
     for name in names:
-        found = {
+        by_phase = {
             p.name: g.backend_columns.get(name) for p, g in zip(phases, generations, strict=True)
         }
-        values = list(found.values())
+        values = list(by_phase.values())
         if name in SUMS:
             fields[name] = total(values)
         elif name == BOUNDS:
-            whole = None if None in values else [x for value in values for x in value or ()]
-            fields["entropy_lower_bound"] = finite_mean(whole)
-            fields |= {BOUNDS: whole} if arrays else {}
+            bounds = None if None in values else [x for value in values for x in value or ()]
+            fields["entropy_lower_bound"] = finite_mean(bounds)
+            fields |= {BOUNDS: bounds} if arrays else {}
         else:
-            fields[name] = values[0] if all(value == values[0] for value in values) else found
+            fields[name] = values[0] if all(value == values[0] for value in values) else by_phase
     return fields
 
 
 def lift(passes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The row's own columns out of its passes, and the passes without them.
+    """The columns that passes give to their row, and the passes without them.
 
-    `usage` and `cost_usd` stay in each pass; the row holds their sums, a `pass2` that repeats a
-    lettered pass not counted twice.
+    `usage` and `cost_usd` stay in each pass, and the row holds their sums. A `pass2` that repeats a
+    lettered pass is not counted twice.
     """
     own: dict[str, Any] = {}
-    kept: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for name, fields in passes.items():
         own |= {k: fields[k] for k in ROW_COLUMNS if k in (fields or {})}
-        bare = fields and {k: v for k, v in fields.items() if k not in ROW_COLUMNS}
-        kept[name] = bare
+        remaining[name] = fields and {k: v for k, v in fields.items() if k not in ROW_COLUMNS}
     paid = [fields for name, fields in passes.items() if fields and not repeats(name, passes)]
     for name in SUMS:
         if any(name in fields for fields in paid):
             own[name] = total(fields.get(name) for fields in paid)
-    return own, kept
+    return own, remaining

@@ -1,4 +1,4 @@
-"""The pass object of a row: output text, entropies, tokens, markers, tags (seed S0, facts 0.3)."""
+"""The pass object of a row: output text, entropies, tokens, markers and tags."""
 
 import re
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ ARRAYS = ("token_ids", "entropies", "logprobs", "token_ends")
 
 
 @dataclass(slots=True)
-class Keep:
-    """What of the token series a row keeps: `run.entropy` and `run.arrays`."""
+class SeriesPolicy:
+    """How much of the token series a row keeps, as `run.entropy` and `run.arrays` say."""
 
     entropy: str = "full"
     arrays: bool = True
@@ -57,7 +57,7 @@ def cue_prefix(cue: Cue | None) -> str:
 
 
 def assemble(phases: Sequence[Phase], generations: Sequence[Generation], prefix: str) -> Output:
-    """Join tags and stripped texts: no blanks inside tags, as S0 stores them."""
+    """Join tags and texts, stripped of the blanks inside tags."""
     out, segments, ends = "", {}, []
     for index, (phase, generation) in enumerate(zip(phases, generations, strict=True)):
         raw = (prefix if index == 0 else "") + generation.text
@@ -70,8 +70,8 @@ def assemble(phases: Sequence[Phase], generations: Sequence[Generation], prefix:
         segments[phase.name] = [first, last]
         ends += some
         out += phase.opening.strip() + body + (phase.closing or generation.tail.strip())
-    whole = all(generation.ends is not None for generation in generations)
-    return Output(out, segments, ends if whole else None)
+    has_ends = all(generation.ends is not None for generation in generations)
+    return Output(out, segments, ends if has_ends else None)
 
 
 def valid_tags(text: str) -> bool:
@@ -163,7 +163,7 @@ def build_pass(
     phases: Sequence[Phase],
     generations: Sequence[Generation],
     cue: Cue | None,
-    keep: Keep,
+    keep: SeriesPolicy,
     cue_in_text: bool = True,
 ) -> dict[str, Any]:
     """All fields of a pass but its score.
@@ -193,18 +193,22 @@ def build_pass(
 
 
 def not_made(error: PromptTooLongError) -> Generation:
-    """An empty generation that stands for one that could not be made."""
-    return Generation([], "", "other", entropies=[], logprobs=[], ends=[], error=str(error))
+    """An empty generation that stands for one whose prompt had no room in the context."""
+    return Generation([], "", "max_context", entropies=[], logprobs=[], ends=[], error=str(error))
 
 
 def failure_fields(generations: Sequence[Generation]) -> dict[str, Any]:
-    """What a pass holds instead of a score if a generation of it could not be made, else nothing.
+    """What a pass says about a generation that could not be made; nothing if there is none.
 
-    `answer_status` is `failed` and `error` says why; whether the answer is right is not known.
+    `error` says why. A pass that could not begin is not scored: `answer_status` is `failed`, and
+    whether it is right is not known. A pass that used up the context on its way was cut: it is
+    scored like any other that was.
     """
     error = next((generation.error for generation in generations if generation.error), None)
     if error is None:
         return {}
+    if generations[0].error is None:
+        return {"error": error}
     fields: dict[str, Any] = {"answer_status": "failed", "error": error}
     return fields | dict.fromkeys(UNSCORED) | {"valid_tag_structure": False}
 

@@ -1,12 +1,13 @@
 """Which phases a run has: the task's own, or one where the model writes the tags itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pipeline.protocols import Backend, Generation, Phase, Piece, Task
 from pipeline.spec import RunSpec, require
 
 CAP_KEYS = {"think": "think_cap", "answer": "answer_cap", "output": "max_new_tokens"}
+CAPS = tuple(CAP_KEYS.values())
 
 
 def resolve_phases(task: Task, backend: Backend, spec: RunSpec) -> tuple[Phase, ...]:
@@ -30,11 +31,26 @@ def _single(task: Task) -> Phase:
 
 
 def _capped(phase: Phase, spec: RunSpec) -> Phase:
-    cap = getattr(spec.sampling, CAP_KEYS.get(phase.name, "max_new_tokens"))
+    cap = getattr(spec.sampling, cap_key(phase))
     cap = phase.cap if cap is None else cap
     able = isinstance(cap, int) and cap >= 1
     require(able, f"the cap of phase {phase.name}", "be a number of tokens, 1 or more", cap)
     return replace(phase, cap=cap)
+
+
+def cap_key(phase: Phase) -> str:
+    """The key of `sampling` that caps a phase; `max_new_tokens` for a name of a task's own."""
+    return CAP_KEYS.get(phase.name, "max_new_tokens")
+
+
+def refuse_unused_caps(phases: Iterable[Phase], spec: RunSpec, task: str) -> None:
+    """Refuse a cap of `sampling` for which no phase is there, naming the keys that count."""
+    keys = {phase.name: cap_key(phase) for phase in phases}
+    caps = " and ".join(f"sampling.{key} for {name}" for name, key in keys.items())
+    rule = f"be left out: it caps no phase that task {task} has in this run; use {caps}"
+    for name in CAPS:
+        cap = getattr(spec.sampling, name)
+        require(cap is None or name in keys.values(), f"sampling.{name}", rule, cap)
 
 
 def missing(forced: str, tail: str) -> str:

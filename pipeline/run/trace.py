@@ -22,7 +22,7 @@ from pipeline.protocols import (
 )
 from pipeline.run.budget import Budget
 from pipeline.run.pass_fields import (
-    Keep,
+    SeriesPolicy,
     assemble,
     build_pass,
     cue_hash,
@@ -119,7 +119,8 @@ class Trace:
     async def _pass(self, prompt: Prompt, cue: Cue | None) -> Passed:
         """All phases of one pass, each continuing from the exact ids of those before it.
 
-        A pass 2 whose prompt is too long for the model ends with empty generations that say so.
+        Where the context has no room for the prompt of a phase, the generations of this phase and
+        of those after it are empty and say so. Pass 1 raises if it cannot even begin.
         """
         generations: list[Generation] = []
         for phase in self.phases:
@@ -127,9 +128,10 @@ class Trace:
             try:
                 generations.append(await self._ask(continued, phase, cue))
             except PromptTooLongError as error:
-                if cue is None:
+                if cue is None and not generations:
                     raise
-                _LOG.warning("%s, cue %s, phase %s: %s", self._label, cue.name, phase.name, error)
+                name = f"cue {cue.name}" if cue else "pass 1"
+                _LOG.warning("%s, %s, phase %s: %s", self._label, name, phase.name, error)
                 num_left = len(self.phases) - len(generations)
                 return generations + [not_made(error) for _ in range(num_left)]
         return generations
@@ -183,12 +185,12 @@ class Trace:
         return await asyncio.to_thread(self._fields, generations, cue)
 
     def _fields(self, generations: Passed, cue: Cue | None) -> Fields:
-        keep = Keep(self.spec.run.entropy, self.spec.run.arrays)
+        keep = SeriesPolicy(self.spec.run.entropy, self.spec.run.arrays)
         fields: Fields = {"prev_output": None}
         fields |= build_pass(self.example, self.phases, generations, cue, keep, self._prefills)
-        failed = failure_fields(generations)
-        if failed:
-            return fields | failed
+        fields |= failure_fields(generations)
+        if generations[0].error:
+            return fields
         by_phase = {p.name: g for p, g in zip(self.phases, generations, strict=True)}
         fields |= self.task.score(self.example, by_phase)
         right = fields.get("is_correct_pred")

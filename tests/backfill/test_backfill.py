@@ -13,9 +13,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from launch import api
 from launch import backfill as door
-from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
 from pipeline.backfill.missing_passes import Rules, scan, split_cues
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
@@ -43,12 +42,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def run(tmp_path: Path, *overrides: str) -> Path:
     """Rows of a run with the echo backend."""
     line = ["task=crossword", "backend=echo", "run.limit=3", "sampling.num_samples=2", *overrides]
-    config = composed(*line, f"run.root={tmp_path}")
-    spec = to_spec(config)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, line, {})
-    assert run_points([point], backend, {point.folder: config}) == 0
-    return point.rows_path
+    outcome = api.run(api.setup_of(composed(*line, f"run.root={tmp_path}"), line))
+    assert outcome.status == 0
+    return outcome.point.rows_path
 
 
 def without_time(row: dict[str, Any]) -> dict[str, Any]:

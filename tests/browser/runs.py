@@ -10,7 +10,7 @@ from typing import Any
 from components.grading.rush_hour.soft_match import soft_reward
 from components.tasks.carpark import judge
 from pipeline.protocols import Cue, Example, Generation, Phase
-from pipeline.run.pass_fields import Keep, build_pass
+from pipeline.run.pass_fields import SeriesPolicy, build_pass
 from pipeline.store.files import encode
 
 PHASES = (
@@ -52,7 +52,7 @@ def a_pass(draw: random.Random, example: Example, cue: Cue | None, right: bool) 
         words.append(HOSTILE)
     answer = _right(example) if right else _wrong(example)
     parts = [generation(draw, words, level), generation(draw, answer.split(), level)]
-    fields = {"prev_output": None} | build_pass(example, PHASES, parts, cue, Keep())
+    fields = {"prev_output": None} | build_pass(example, PHASES, parts, cue, SeriesPolicy())
     fields |= {"pred_answer": answer, "pred_answer_canon": answer, "is_correct_pred": right}
     if "board" in example.metadata:
         reward, detail = soft_reward(answer, [MOVES])

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
+from launch import api
 from pipeline.protocols import BackendLostError
 from pipeline.spec import SpecError
 from pipeline.store.files import StoreError
@@ -63,11 +62,8 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         monkeypatch.setenv("OPENAI_API_KEY", key)
         monkeypatch.setenv("OPENAI_BASE_URL", url)
         try:
-            config = configured(*BASE, *overrides)
-            spec = to_spec(config)
-            backend = build_backend(spec)
-            point = build_point(spec, backend, overrides, {})
-            found = run_points([point], backend, {point.folder: config})
+            outcome = api.run(api.setup_of(configured(*BASE, *overrides), overrides))
+            found = outcome.status
         except (SpecError, StoreError, BackendLostError) as error:
             print(f"error: {error}")
             found = 2

@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from components.backends.openai_api.backend import OpenAiBackend
+from launch import api
 from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT
 from tests.gateways.asking import ask, backend, configured, request
@@ -195,16 +195,14 @@ def test_a_probe_finds_out_whether_a_turn_is_continued_and_rows_say_how_the_cue_
     with Service(Turns(manner)) as service:
         line = ["task=crossword", "run.limit=2", "cue=wait", f"run.root={tmp_path}"]
         line += ["backend=local_server", f"backend.endpoint={service.url}"]
-        config = configured(*line, f"run.cache_dir={tmp_path}")
-        spec = to_spec(config)
-        found = build_backend(spec)
-        point = build_point(spec, found, line, {})
-        assert run_points([point], found, {point.folder: config}) == 0
-        rows: list[dict[str, Any]] = [json.loads(row) for row in point.rows_path.open()]
+        setup = api.setup_of(configured(*line, f"run.cache_dir={tmp_path}"), line)
+        outcome = api.run(setup)
+        assert outcome.status == 0
+        rows: list[dict[str, Any]] = [json.loads(row) for row in outcome.point.rows_path.open()]
         probes = [s for s in service.seen if "Count" in s.body["messages"][0]["content"]]
         assert len(probes) == 1
-        again = build_point(spec, build_backend(spec), line, {})
-        assert again.folder == point.folder, "the finding is kept: a rerun resumes"
+        again = api.point_of(setup, api.open_backend(setup))
+        assert again.folder == outcome.folder, "the finding is kept: a rerun resumes"
         assert len([s for s in service.seen if "Count" in s.body["messages"][0]["content"]]) == 1
     assert {row["phases"] for row in rows} == {phases}
     assert {row["pass2"]["cue_prefilled"] for row in rows} == {phases == "tagged"}

@@ -17,7 +17,7 @@ from launch.reporting.compare import NAMES
 from launch.reporting.rows import pack
 from launch.reporting.runs import difference, dotted_keys
 from pipeline.protocols import Cue, Example
-from pipeline.run.pass_fields import Keep, build_pass
+from pipeline.run.pass_fields import SeriesPolicy, build_pass
 from pipeline.store.files import encode
 from pipeline.store.pass_names import distinct_passes
 from tests.browser.runs import CUES, HOSTILE, PHASES, generation, write_run
@@ -40,7 +40,7 @@ def unpacked(page: Path) -> dict[str, Any]:
 def a_pass(words: str, cue: Cue | None) -> dict[str, Any]:
     draw = random.Random(1)
     parts = [generation(draw, words.split(), 1.0), generation(draw, ["7"], 1.0)]
-    return build_pass(Example("e", "q"), PHASES, parts, cue, Keep())
+    return build_pass(Example("e", "q"), PHASES, parts, cue, SeriesPolicy())
 
 
 @pytest.fixture(scope="module")

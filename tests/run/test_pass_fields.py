@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.protocols import Cue, Example, Generation, Phase
 from pipeline.run.markers import find_markers
-from pipeline.run.pass_fields import Keep, build_pass, generations_of, valid_tags
+from pipeline.run.pass_fields import SeriesPolicy, build_pass, generations_of, valid_tags
 from tests.fakes.toy_task import TAGGED
 
 EXAMPLE = Example("e", "What?", "x")
@@ -28,7 +28,7 @@ def two(think: str, answer: str) -> list[Generation]:
 
 
 def test_output_has_tags_without_blanks_inside_and_segments_point_at_the_text() -> None:
-    fields = build_pass(EXAMPLE, TAGGED, two("  so it is \n", "\nx "), None, Keep())
+    fields = build_pass(EXAMPLE, TAGGED, two("  so it is \n", "\nx "), None, SeriesPolicy())
     assert fields["output"] == "<think>so it is</think>\n<answer>x</answer>"
     cut = {name: fields["output"][a:b] for name, (a, b) in fields["segments"].items()}
     assert cut == {"think": "so it is", "answer": "x"}
@@ -36,7 +36,7 @@ def test_output_has_tags_without_blanks_inside_and_segments_point_at_the_text() 
 
 
 def test_token_ends_are_places_in_the_output() -> None:
-    fields = build_pass(EXAMPLE, TAGGED, two("ab", "x"), None, Keep())
+    fields = build_pass(EXAMPLE, TAGGED, two("ab", "x"), None, SeriesPolicy())
     begin = fields["output"].index("ab")
     assert fields["token_ends"][:3] == [begin + 1, begin + 2, begin + 2]
     answer = fields["output"].index("x")
@@ -45,14 +45,14 @@ def test_token_ends_are_places_in_the_output() -> None:
 
 def test_a_capped_think_phase_is_closed_by_force() -> None:
     made = [generation("no end"), generation("x", "</answer>")]
-    fields = build_pass(EXAMPLE, TAGGED, made, None, Keep())
+    fields = build_pass(EXAMPLE, TAGGED, made, None, SeriesPolicy())
     assert fields["output"] == "<think>no end</think>\n<answer>x</answer>"
     assert fields["stop_reason_think"] == "max_new_tokens"
     assert fields["stop_reason_answer"] == "stop_token"
 
 
 def test_entropies_are_means_per_phase_and_counts_include_the_stop_token() -> None:
-    fields = build_pass(EXAMPLE, TAGGED, two("abc", "x"), None, Keep())
+    fields = build_pass(EXAMPLE, TAGGED, two("abc", "x"), None, SeriesPolicy())
     assert fields["entropy_think"] == pytest.approx((0 + 1 + 2 + 3) / 4)
     assert fields["entropy_answer"] == pytest.approx(0.5)
     assert fields["entropy"] == pytest.approx((6 + 1) / 6)
@@ -67,7 +67,9 @@ def test_a_spontaneous_marker_splits_the_entropy_at_its_token_not_its_character(
     ends = [7, 8, 12, 19]
     think = Generation([1, 2, 3, 4], text, "eos", entropies=[1.0, 2.0, 4.0, 8.0], ends=ends)
     assert "".join(tokens) == text
-    fields = build_pass(EXAMPLE, TAGGED, [think, generation("x", "</answer>")], None, Keep())
+    fields = build_pass(
+        EXAMPLE, TAGGED, [think, generation("x", "</answer>")], None, SeriesPolicy()
+    )
     assert fields["reconsider_markers"] == ["wait_line"]
     assert fields["reconsider_pos"] == text.index("Wait")
     assert fields["entropy_pre_cue"] == pytest.approx(1.5)
@@ -77,7 +79,7 @@ def test_a_spontaneous_marker_splits_the_entropy_at_its_token_not_its_character(
 
 
 def test_an_injected_cue_begins_the_output_and_is_not_found_as_a_marker() -> None:
-    fields = build_pass(EXAMPLE, TAGGED, two("yes", "x"), WAIT, Keep())
+    fields = build_pass(EXAMPLE, TAGGED, two("yes", "x"), WAIT, SeriesPolicy())
     assert fields["output"].startswith("<think>Wait, no. yes</think>")
     assert fields["reconsider_markers"] == ["injected_cue"] and fields["reconsider_pos"] is None
     assert fields["entropy_reconsider_think"] == fields["entropy_think"]
@@ -86,28 +88,28 @@ def test_an_injected_cue_begins_the_output_and_is_not_found_as_a_marker() -> Non
 
 
 def test_a_control_cue_is_no_reconsideration() -> None:
-    fields = build_pass(EXAMPLE, TAGGED, two("yes", "x"), NEUTRAL, Keep())
+    fields = build_pass(EXAMPLE, TAGGED, two("yes", "x"), NEUTRAL, SeriesPolicy())
     assert fields["has_reconsider_cue"] is False and fields["entropy_reconsider_full"] is None
 
 
 def test_a_pass_gives_its_generations_back() -> None:
     made = two("some text", "x")
-    again = generations_of(build_pass(EXAMPLE, TAGGED, made, None, Keep()), TAGGED)
+    again = generations_of(build_pass(EXAMPLE, TAGGED, made, None, SeriesPolicy()), TAGGED)
     for old, new in zip(made, again, strict=True):
         assert (new.token_ids, new.text, new.tail) == (old.token_ids, old.text, old.tail)
         assert new.finish_reason == old.finish_reason
 
 
 def test_arrays_can_be_left_out_without_losing_means_or_ids() -> None:
-    full = build_pass(EXAMPLE, TAGGED, two("abc", "x"), None, Keep())
-    bare = build_pass(EXAMPLE, TAGGED, two("abc", "x"), None, Keep(arrays=False))
+    full = build_pass(EXAMPLE, TAGGED, two("abc", "x"), None, SeriesPolicy())
+    bare = build_pass(EXAMPLE, TAGGED, two("abc", "x"), None, SeriesPolicy(arrays=False))
     assert {k: v for k, v in full.items() if k in bare} == bare
     assert set(full) - set(bare) == {"entropies", "logprobs", "token_ends"}
 
 
 def test_a_plain_phase_has_no_tags() -> None:
     plain = (Phase("output", 10),)
-    fields = build_pass(EXAMPLE, plain, [generation("hello")], None, Keep())
+    fields = build_pass(EXAMPLE, plain, [generation("hello")], None, SeriesPolicy())
     assert fields["output"] == "hello" and fields["valid_tag_structure"] is False
     assert fields["tokens_output"] == 5
 

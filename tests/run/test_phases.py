@@ -5,6 +5,7 @@ import pytest
 from components.backends.echo import Echo
 from pipeline.protocols import Capabilities, Generation
 from pipeline.run.phases import assistant_turn, missing, resolve_phases
+from pipeline.run.point import prepare
 from pipeline.spec import ModelSpec, Run, RunSpec, Sampling, SpecError
 from tests.fakes.toy_task import TAGGED, ToyTask
 
@@ -52,6 +53,24 @@ def test_caps_come_from_the_task_unless_sampling_sets_them() -> None:
     assert [p.cap for p in resolve_phases(ToyTask(), backend, spec())] == [200, 50]
     capped = resolve_phases(ToyTask(), backend, spec(think_cap=9, answer_cap=8))
     assert [p.cap for p in capped] == [9, 8]
+
+
+def test_a_cap_without_a_phase_is_refused_and_the_keys_that_count_are_named() -> None:
+    def asked(phases: str, **caps: int) -> None:
+        prepare(spec(phases, **caps), ToyTask(), Echo(MODEL))
+
+    tagged = (
+        r"sampling\.max_new_tokens must be left out.*task toy.*sampling\.think_cap for think and "
+    )
+    with pytest.raises(SpecError, match=tagged + r"sampling\.answer_cap for answer, got 10"):
+        asked("tagged", max_new_tokens=10)
+    single = (
+        r"sampling\.answer_cap must be left out.*use sampling\.max_new_tokens for output, got 5"
+    )
+    with pytest.raises(SpecError, match=single):
+        asked("single", answer_cap=5)
+    asked("tagged", think_cap=1, answer_cap=1)
+    asked("single", max_new_tokens=10)
 
 
 def test_a_backend_without_prefill_gets_a_single_phase_and_refuses_tagged_by_name() -> None:

@@ -27,17 +27,16 @@ CUES = {"fails": CueText("Fail, please."), "slow": CueText("Slowly, please.")}
 class Disturbed(Echo):
     """Echo whose requests under the first cue raise, and those under the second take long."""
 
-    def __init__(self, error: Exception | None, after_think: bool = False) -> None:
+    def __init__(self, error: Exception | None) -> None:
         super().__init__(MODEL)
-        self.error, self.after_think = error, after_think
+        self.error = error
         self.asked: list[str] = []
         self.finished: list[str] = []
 
     async def generate(self, request: Request) -> Generation:
         last = str(request.prompt.messages[-1].content[0])
         self.asked.append(last)
-        about_answer = any("answer" in str(piece) for piece in request.prompt.prefill)
-        if last.startswith("Fail") and self.error and about_answer >= self.after_think:
+        if last.startswith("Fail") and self.error:
             raise self.error
         if last.startswith("Slow"):
             await asyncio.sleep(0.05)
@@ -106,27 +105,44 @@ def test_a_trace_that_is_dropped_drops_all_of_its_cues(tmp_path: Path) -> None:
     assert "Slowly, please." not in backend.finished
 
 
-@pytest.mark.parametrize("after_think", [False, True])
 def test_a_pass_2_that_does_not_fit_is_flagged_and_the_row_keeps_its_other_passes(
-    tmp_path: Path, after_think: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    short = Disturbed(PromptTooLongError("the prompt has 9 tokens, the model 8"), after_think)
-    session = run(tmp_path, short)
+    session = run(tmp_path, Disturbed(PromptTooLongError("9 tokens, the model reads 8")))
     assert session.status == "complete"
-    row = row_of(session)
-    undisturbed = row_of(run(tmp_path / "undisturbed", Disturbed(None)))
+    row, undisturbed = row_of(session), row_of(run(tmp_path / "undisturbed", Disturbed(None)))
     for name in ("pass1", "pass2b"):
         assert row[name]["output"] == undisturbed[name]["output"]
     failed = row["pass2a"]
-    assert failed["answer_status"] == "failed" and "the model 8" in failed["error"]
+    assert failed["answer_status"] == "failed" and "reads 8" in failed["error"]
     assert failed["is_correct_pred"] is failed["improved_over_pass1"] is None
     assert failed["pred_answer"] is None and not failed["valid_tag_structure"]
-    assert failed["cue"] == "fails" and failed["tokens_answer"] == 0
-    assert (failed["tokens_think"] > 0) == after_think == bool(failed["entropies"])
+    assert (failed["cue"], failed["tokens_total"]) == ("fails", 0)
     assert undisturbed["pass2a"].keys() - failed.keys() == set()
-    assert "cue fails" in caplog.text and "the model 8" in caplog.text
+    assert "cue fails, phase think" in caplog.text and "reads 8" in caplog.text
     again = Disturbed(None)
     assert run(tmp_path, again).status == "complete" and not again.asked
+
+
+@pytest.mark.parametrize("name", ["pass1", "pass2"])
+def test_a_pass_that_used_up_the_context_in_its_reasoning_is_cut_and_not_correct(
+    tmp_path: Path, name: str
+) -> None:
+    class Filled(Echo):
+        async def generate(self, request: Request) -> Generation:
+            about_answer = request.stop == ("</answer>",)
+            if about_answer and len(request.prompt.messages) >= (2 if name == "pass1" else 4):
+                raise PromptTooLongError("the context is full")
+            return await super().generate(request)
+
+    session = run(tmp_path, Filled(MODEL), {"slow": CUES["slow"]})
+    assert session.status == "complete"
+    cut = row_of(session)[name]
+    assert cut["tokens_think"] > 0 == cut["tokens_answer"] and cut["entropies"]
+    assert cut["stop_reason_answer"] == "max_context" and cut["error"] == "the context is full"
+    assert cut["is_correct_pred"] is False
+    lines = passes(load(find([session.point.rows_path]), workers=1), by=("pass",))
+    assert lines.set_index("pass").loc[name, ["accuracy", "truncated"]].tolist() == [0.0, 1.0]
 
 
 def test_a_summary_counts_a_failed_pass_and_takes_no_verdict_from_it(tmp_path: Path) -> None:

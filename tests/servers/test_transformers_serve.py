@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from launch.config.compose import build_backend, build_point, to_spec
-from launch.run import run_points
+from launch import api
 from tests.fakes.configs import composed
 
 
@@ -62,12 +61,11 @@ def wait_until_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -
 
 def run(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """Rows of a run, in order."""
-    config = composed("sampling=greedy", f"run.root={folder}", *overrides)
-    spec = to_spec(config)
-    backend = build_backend(spec)
-    point = build_point(spec, backend, overrides, {})
-    assert run_points([point], backend, {point.folder: config}) == 0
-    return [json.loads(line) for line in point.rows_path.open(encoding="utf-8")]
+    outcome = api.run(
+        api.setup_of(composed("sampling=greedy", f"run.root={folder}", *overrides), overrides)
+    )
+    assert outcome.status == 0
+    return [json.loads(line) for line in outcome.point.rows_path.open(encoding="utf-8")]
 
 
 CAPS = ("sampling.think_cap=24", "sampling.answer_cap=12")

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.backends.openai_api.answers import Said
-
-BOUNDS = "entropy_lower_bounds"
+from pipeline.run.backend_columns import BOUNDS
 
 
 def lower_bound(top: Sequence[float]) -> float:

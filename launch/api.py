@@ -1,0 +1,149 @@
+"""Rethink from Python: compose a run as the command line does, run it, or talk to its backend.
+
+    from launch.api import compose, open_backend, run
+
+    setup = compose("task=crossword", "backend=echo", "run.limit=4")
+    outcome = run(setup)
+    outcome.folder, outcome.status, outcome.table().passes
+
+    async with open_backend(setup) as backend:
+        generation = await backend.generate(request)
+
+All of it works in a script and in a notebook, whose event loop is left alone. What is wrong is
+raised as `SpecError`, which names the config key, or as `StoreError`.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as compose_config
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from launch.config.command_line import CONF, check_choices, check_names, sentence
+from launch.config.compose import build_backend, build_point, register_schema, to_spec
+from launch.running.here import ENDING, Ran, run_ready
+from pipeline.analysis.row_files import find
+from pipeline.analysis.table import Table, load
+from pipeline.protocols import Backend
+from pipeline.run.point import Point
+from pipeline.spec import RunSpec, SpecError
+from pipeline.store.files import Row
+from pipeline.store.rows import read_rows
+
+STATES = {0: "complete", 1: "failed", 130: "interrupted"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSetup:
+    """One run as it was composed.
+
+    `spec` is its typed form. `config` is what it was made from, and what the run folder keeps;
+    `overrides` are the words of the command line, `choices` the option of each group.
+    """
+
+    spec: RunSpec
+    config: DictConfig
+    overrides: Sequence[str] = ()
+    choices: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What became of a run. `status` is the exit status of the command line: 0 is complete."""
+
+    point: Point
+    status: int
+
+    @property
+    def state(self) -> str:
+        """`complete`, `failed` (some traces did) or `interrupted`."""
+        return STATES[self.status]
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.point.folder
+
+    def rows(self) -> Iterator[Row]:
+        """The rows as the file has them, one at a time."""
+        return read_rows(self.point.rows_path)
+
+    def table(self) -> Table:
+        """The numbers of all rows and passes, as summaries use them."""
+        return load(find([self.folder]), workers=1)
+
+
+def compose(*overrides: str, conf: Path = CONF) -> RunSetup:
+    """The run of a command line such as `"task=math", "sampling.temperature=0.3"`.
+
+    Raises:
+        SpecError: what `python launch/run.py` would refuse, in the same words.
+    """
+    register_schema()
+    check_names(overrides)
+    check_choices(overrides)
+    try:
+        with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+            config = compose_config("config", list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise SpecError(sentence(error)) from error
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return setup_of(config, overrides, choices)
+
+
+def setup_of(
+    config: DictConfig, overrides: Sequence[str] = (), choices: dict[str, Any] | None = None
+) -> RunSetup:
+    """The run of a config that is composed already. Raises SpecError."""
+    return RunSetup(to_spec(config), config, tuple(overrides), choices or {})
+
+
+def open_backend(setup: RunSetup) -> Backend:
+    """The backend of a run, to be entered with `async with`, which loads it. Raises SpecError."""
+    return build_backend(setup.spec)
+
+
+def point_of(setup: RunSetup, backend: Backend) -> Point:
+    """The data, phases and fingerprint of a run, and its folder. Raises SpecError."""
+    return build_point(setup.spec, backend, setup.overrides, setup.choices)
+
+
+def run(setup: RunSetup, backend: Backend | None = None) -> RunOutcome:
+    """Run to the end, or go on with what is there; the rows are written as they are finished.
+
+    `backend` may be one that `open_backend` made for the same settings, not entered.
+
+    Raises:
+        SpecError: the spec breaks a rule, or another process writes the folder.
+        StoreError: the folder cannot be read or written.
+        BackendLostError: the backend cannot go on; finished rows stay.
+    """
+    backend = backend or open_backend(setup)
+    point = point_of(setup, backend)
+    text = OmegaConf.to_yaml(setup.config)
+    return RunOutcome(point, _run_to_end(point, backend, text).status)
+
+
+def _run_to_end(point: Point, backend: Backend, config: str) -> Ran:
+    """Run in this thread, with its signals; beside an event loop of its caller in another one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run_ready([point], backend, [config], ENDING)
+    ran = Ran()
+    with ThreadPoolExecutor(1) as thread:
+        work = thread.submit(run_ready, [point], backend, [config], (), ran)
+        try:
+            return work.result()
+        except KeyboardInterrupt:  # a notebook's stop button
+            ran.interrupt()
+            return work.result()
