@@ -23,10 +23,13 @@ from launch.config.command_line import ended
 from launch.sweeps.listing import Listed, listed
 from launch.sweeps.points import count_lines
 from launch.sweeps.submitted_jobs import NOTE
+from pipeline.protocols import Cue
+from pipeline.run.pass_fields import cue_hash
 from pipeline.spec import SpecError, require
 from pipeline.store.files import read_lines, write_atomically
 from pipeline.store.leases import Leases
-from pipeline.store.rows import parts_of
+from pipeline.store.pass_names import stored_passes
+from pipeline.store.rows import key_of, parts_of, read_rows
 from pipeline.store.run_record import attempts_of, read_record
 
 
@@ -87,7 +90,7 @@ class Reader:
             writers,
             rows,
             wanted,
-            _state(last, writers, rows >= wanted),
+            _state(last, writers, rows >= wanted and (last == "complete" or _is_whole(folder))),
             sum(a["tokens"] / s for a, s in zip(working, seconds, strict=True)),
             sum(a["rows"] / s for a, s in zip(working, seconds, strict=True)),
             _last_error(folder),
@@ -107,6 +110,17 @@ def _row_files(folder: Path, record: dict[str, Any]) -> list[Path]:
     return [file for file in (path, *parts_of(path)) if file.exists()]
 
 
+def _is_whole(folder: Path) -> bool:
+    """Whether every row has the passes of the run's cues, whatever became of its last attempt."""
+    record = read_record(folder / "run.json", "spec")
+    cues = [Cue(name, **about) for name, about in record["spec"]["cue"].items()]
+    hashes = {cue_hash(cue) for cue in cues}
+    path = folder / f"step{record['step']:04d}_{record['spec']['run']['split']}.jsonl"
+    passes = {key_of(row): {p["cue_hash"] for p in stored_passes(row)} for row in read_rows(path)}
+    whole = [key for key, made in passes.items() if made >= hashes]
+    return len(whole) >= int(record.get("rows_wanted", 0))
+
+
 def _is_of(attempt: dict[str, Any], writers: Sequence[str]) -> bool:
     return any(name.startswith(f"{attempt['host']}-{attempt['pid']}-") for name in writers)
 
@@ -114,7 +128,7 @@ def _is_of(attempt: dict[str, Any], writers: Sequence[str]) -> bool:
 def _state(last: str, writers: Sequence[str], enough: bool) -> str:
     if writers:
         return "running"
-    if last == "complete":
+    if enough or last == "complete":
         return "complete" if enough else "incomplete"
     return "died" if last == "running" else last
 
@@ -174,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Show until every point is whole or the person leaves; status 2 where there is no run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders of them")
-    parser.add_argument("--once", action="store_true", help="print once and end")
+    parser.add_argument("--once", action="store_true", help="print once and end, as into a pipe")
     parser.add_argument("--seconds", type=float, default=2.0, help="between two looks")
     parser.add_argument("--manifest", type=Path, help="write points that are not whole there")
     given = parser.parse_args(arguments)
@@ -184,16 +198,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(given: argparse.Namespace) -> int:
     reader = Reader(given.folders)
     points = reader.points()
-    if not points:
-        raise SpecError(f"no run.json below {', '.join(map(str, given.folders))}")
+    console = Console()
+    once = given.once or bool(given.manifest) or not console.is_terminal
+    where = ", ".join(map(str, given.folders))
+    if not points and once:
+        raise SpecError(f"no run.json below {where}")
     require(0 < given.seconds < math.inf, "--seconds", "be above 0, and finite", given.seconds)
     if given.manifest:
         print(f"{write_manifest(given.manifest, points)} points in {given.manifest}")
-    if given.once:
-        Console().print(table(points))
+    if given.once or not console.is_terminal:
+        console.print(table(points))
         return 0
+    if not points:
+        console.print(f"waiting for a first run.json below {where}", markup=False)
     with suppress(KeyboardInterrupt), Live(table(points), refresh_per_second=4) as live:
-        while any(point.state != "complete" for point in points):
+        while not points or any(point.state != "complete" for point in points):
             time.sleep(given.seconds)
             points = reader.points()
             live.update(table(points))

@@ -235,7 +235,10 @@ class RunSpec:
         rule = f"be below sampling.num_samples={count}"
         require(sample is None or sample < count, "run.pass1_sample", rule, sample)
         for name, cue in self.cue.items():
-            require(bool(cue.text.strip()), f"cue.{name}.text", "not be blank", cue.text)
+            key, text = f"cue.{name}.text", cue.text
+            require(bool(text.strip()), key, "not be blank", text)
+            rule = "hold a letter (YAML reads 12:30 as the number 750: put a text in quotes)"
+            require(any(map(str.isalpha, text)), key, rule, text)
         require(len(self.cue) <= 26, "cue", "hold at most 26 cues", len(self.cue))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from launch.config.command_line import REFUSALS, arguments, ended, sentence
 from launch.config.compose import build, build_backend, to_spec
+from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
 
 LINE = ("task=math", "backend=echo")
@@ -57,6 +58,11 @@ def test_a_group_set_to_nothing_lists_its_options(group: str, value: str) -> Non
         ([*LINE, "run.root=${nope}"], ["run.root", "nope"]),
         ([*LINE, "cue={mine:{text:hi}}"], ["cue.mine", "'+cue={mine: {text: ...}}'"]),
         ([*LINE, "model=local"], ["model.path must be given"]),
+        ([*LINE, "temperature=0.3"], ["there is no temperature", "sampling.temperature?"]),
+        ([*LINE, "model=gpt2"], ["'gpt2'", "model=local model.path=gpt2"]),
+        ([*LINE, "+hydra.launcher.partitoin=gpu"], ["partitoin", "did you mean partition?"]),
+        (["task=qa", "backend=echo", "task.system_prompt=a: [b"], ["must be quoted", '"a: [b"']),
+        ([*LINE, "task.system_prompt=a, b"], ["for a text", '"a, b"']),
         (["task=math", "math"], ["math must be key=value", "task=math"]),
         ([*LINE, "hydra.launcher.timeout_min=soon"], ["hydra.launcher.timeout_min", "soon"]),
     ],
@@ -151,3 +157,65 @@ def test_a_file_that_cannot_be_written_is_named(
     assert capsys.readouterr().err == (
         f"error: {path} cannot be read or written: No such file or directory\n"
     )
+
+
+def test_a_model_by_hub_id_or_path_is_the_local_model_of_that_path() -> None:
+    spec = to_spec(composed(*arguments(["task=math", "model=org/name"])))
+    assert spec.model.path == "org/name"
+
+
+@pytest.mark.parametrize("name", ["695e0514", "007", "1.50", "true", "null"])
+def test_an_id_is_taken_as_it_is_typed(name: str) -> None:
+    assert to_spec(composed(*arguments([*LINE, f"run.ids=[{name}]"]))).run.ids == [name]
+
+
+def test_a_cue_that_yaml_read_as_a_number_is_told_to_be_quoted(tmp_path: Path) -> None:
+    (tmp_path / "cue").mkdir()
+    (tmp_path / "cue/late.yaml").write_text("late:\n  text: 12:30\n")
+    words = [*LINE, f"hydra.searchpath=[file://{tmp_path}]", "cue=late"]
+    with pytest.raises(REFUSALS, match="cue.late.text must hold a letter.*750"):
+        to_spec(composed(*words))
+
+
+def test_an_sbatch_option_that_the_schema_lacks_is_settable_without_a_plus() -> None:
+    words = arguments(
+        [*LINE, "cluster=slurm", "hydra.launcher.additional_parameters.reservation=x"]
+    )
+    launcher = composed(*words, with_hydra=True).hydra.launcher
+    assert launcher.additional_parameters == {"reservation": "x"} and launcher.wckey is None
+
+
+def test_a_run_folder_is_run_again_by_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    (tmp_path / "overrides.yaml").write_text("- task=math\n- backend=echo\n- run.seed=3\n")
+    words = arguments([f"rerun={tmp_path}", "run.name=again", "run.seed=4"])
+    assert words == ["task=math", "backend=echo", "run.name=again", "run.seed=4"]
+    with pytest.raises(SpecError, match=f"rerun={tmp_path}"):
+        arguments(["--config-path", str(tmp_path), "--config-name", "config"])
+    with pytest.raises(SpecError, match="rerun must name a run folder"):
+        arguments([f"rerun={tmp_path}/nowhere"])
+
+
+def test_shell_completion_is_left_to_hydra() -> None:
+    line = [sys.executable, str(ROOT / "launch/run.py"), "-sc", "install=bash"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "complete -o" in done.stdout, done.stderr
+
+
+def test_the_doors_are_one_command_too() -> None:
+    code = "import sys; from launch.rethink import main; sys.exit(main())"
+    line = [sys.executable, "-c", code, "run", *LINE, "--cfg", "job"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "temperature: 0.7" in done.stdout, done.stderr
+
+
+def test_composing_imports_neither_pandas_nor_torch() -> None:
+    code = (
+        "import sys, runpy; sys.argv = ['launch/run.py', 'task=math', '--cfg', 'job']\n"
+        "try: runpy.run_path('launch/run.py', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'pandas', 'torch'} & set(sys.modules)), file=sys.stderr)"
+    )
+    line = [sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "[]"

@@ -21,7 +21,7 @@ BOTH: tuple[str, ...] = (
     "stderr_to_stdout",
 )
 ONE = "nodes tasks_per_node timeout_min array_parallelism max_array cpus_per_task cpus_per_gpu"
-LEAST = {  # the least that whole numbers may be
+MINIMA = {  # the least that whole numbers may be
     1: ONE.split(),
     0: ["gpus_per_node", "gpus_per_task", "signal_delay_s", "max_num_timeout"],
 }
@@ -44,6 +44,7 @@ class Cluster:
     exclusive: bool | None = None
     dependency: str | None = None
     comment: str | None = None
+    wckey: str | None = None  # for sites whose accounting asks for one
     gres: str | None = None
     nodes: int = 1
     tasks_per_node: int = 1
@@ -68,10 +69,10 @@ class Cluster:
     poll_seconds: float = 30.0  # the longest time between two looks at the queue
 
 
-def check(options: dict[str, Any]) -> None:
+def check_cluster(options: dict[str, Any]) -> None:
     """Refuse impossible options. Raises SpecError naming the key."""
     require(options["where"] in PLACES, "hydra.launcher.where", f"be in {PLACES}", options["where"])
-    for bound, names in LEAST.items():
+    for bound, names in MINIMA.items():
         for name in names:
             value = options[name]
             fits = value is None or bound <= value < math.inf
@@ -95,7 +96,9 @@ def submitit_parameters(options: dict[str, Any]) -> dict[str, Any]:
     if where == "local":
         kept = (*BOTH, "setup")
         chosen = {k: v for k, v in chosen.items() if k in kept}
-    return {k if k in BOTH else f"{where}_{k}": v for k, v in chosen.items() if k != "_target_"}
+    named = {k if k in BOTH else f"{where}_{k}": v for k, v in chosen.items() if k != "_target_"}
+    # submitit has a wckey of its own, which sites without such keys refuse.
+    return {"slurm_wckey": None} | named if where == "slurm" else named
 
 
 def register() -> None:

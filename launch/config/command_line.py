@@ -2,23 +2,28 @@
 
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
+from yaml import YAMLError
 
+from launch.config.cluster import Cluster
 from pipeline.protocols import BackendLostError
-from pipeline.spec import SpecError
+from pipeline.spec import ModelSpec, Run, Sampling, SpecError
 from pipeline.store.files import StoreError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -27,7 +32,12 @@ REFUSALS = (SpecError, StoreError, BackendLostError, HydraException, OmegaConfBa
 REFUSED = 2
 TRACEBACKS = "HYDRA_FULL_ERROR"  # Hydra hands exceptions on where it is 1, else it prints them
 FLAGS = ("-h", "--help", "-m", "--multirun")
+COMPLETION = ("-sc", "--shell-completion")
+CONFIG_FLAGS = ("--config-path", "-cp", "--config-dir", "-cd", "--config-name", "-cn")
 KEYS = ("run", "backfill", "hydra")  # of a config, beside the groups
+PARTS = {"sampling": Sampling, "run": Run, "model": ModelSpec}
+LAUNCHER = "hydra.launcher."
+SBATCH = f"{LAUNCHER}additional_parameters."  # options that Slurm has and the schema does not
 
 
 def ended(work: Callable[[], int | None]) -> int:
@@ -61,6 +71,8 @@ def run_application(application: Callable[[], None]) -> int:
         return ended(work)
     except KeyboardInterrupt:  # before or after the run, which ends by itself
         return INTERRUPTED
+    finally:  # Ctrl-C while the interpreter ends its threads leaves no traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def arguments(given: Sequence[str]) -> list[str]:
@@ -71,13 +83,61 @@ def arguments(given: Sequence[str]) -> list[str]:
     Raises:
         SpecError: a word that begins with no key there is, or a group set to null.
     """
-    check_names(given)
-    check_choices(given)
-    flags = [word for word in given if word in FLAGS]
-    rest = [word for word in given if word not in FLAGS]
+    if any(word in COMPLETION for word in given):
+        return list(given)
+    words = [plain for word in rerun(given) for plain in spelled_out(word)]
+    check_names(words)
+    check_choices(words)
+    flags = [word for word in words if word in FLAGS]
+    rest = [word for word in words if word not in FLAGS]
     asked = any(flag in ("-h", "--help") for flag in flags)
     shown = [] if any(word.startswith("task=") for word in rest) or not asked else ["task=math"]
     return [*flags, *rest, *shown]
+
+
+def rerun(words: Sequence[str]) -> list[str]:
+    """`rerun=FOLDER` replaced by the overrides that the run folder keeps; the line's own win.
+
+    Raises:
+        SpecError: the folder keeps none, or is given as a configuration folder.
+    """
+    for flag, value in pairwise([*words, ""]):
+        name, _, attached = flag.partition("=")
+        folder = Path(attached or value)
+        if name in CONFIG_FLAGS[:4] and (folder / "run.json").exists():
+            raise SpecError(f"{folder} is a run folder: rerun={folder} runs its spec again")
+    folders = [word.partition("=")[2] for word in words if word.startswith("rerun=")]
+    kept = [override for folder in folders for override in overrides_in(Path(folder))]
+    own = [word for word in words if not word.startswith("rerun=")]
+    typed = {word.lstrip("+~").partition("=")[0] for word in own}
+    return [o for o in kept if o.lstrip("+~").partition("=")[0] not in typed] + own
+
+
+def overrides_in(folder: Path) -> list[str]:
+    """The command line that made a run folder. Raises SpecError where it is not there."""
+    path = folder / "overrides.yaml"
+    try:
+        overrides = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise SpecError(f"rerun must name a run folder, {path} cannot be read: {error}") from error
+    if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
+        raise SpecError(f"rerun must name a run folder, {path} is no list of overrides")
+    return [str(override) for override in overrides]
+
+
+def spelled_out(word: str) -> list[str]:
+    """A word of the line as Hydra needs it: ids that look like numbers, models by path."""
+    key, _, value = word.partition("=")
+    if key.startswith(SBATCH):
+        return [f"++{word}"]
+    ids = re.fullmatch(r"\[([^][{}'\"\\\\]+)\]", value) if key == "run.ids" else None
+    if ids:  # 695e0514 is an id, and to Hydra a number too large to be one
+        quoted = ",".join(f'"{name.strip()}"' for name in ids[1].split(","))
+        return [f"run.ids=[{quoted}]"]
+    by_path = key == "model" and "/" in value and not set(value) & set(",[({")
+    if by_path and not (CONF / "model" / f"{value}.yaml").exists():
+        return ["model=local", f"model.path={value}"]
+    return [word]
 
 
 def check_names(words: Sequence[str]) -> None:
@@ -85,14 +145,25 @@ def check_names(words: Sequence[str]) -> None:
 
     Groups of other folders (a search path, a config folder) are not known here: then nothing is.
     """
-    if any("searchpath" in word or word.startswith(("--config", "-c")) for word in words):
+    for word in words:
+        check_launcher_option(word)
+    if any("searchpath" in word or word.partition("=")[0] in CONFIG_FLAGS for word in words):
         return
     known = [*_groups(), *KEYS]
     for word in words:
         name, equals, _ = word.lstrip("+~").partition("=")
         first = re.split(r"[@./]", name)[0]
         if equals and not word.startswith("-") and first not in known:
-            raise SpecError(f"{word}: there is no {first}; {_meant(first, known)}")
+            raise SpecError(f"{word}: there is no {first}; {_meant_anywhere(name, known)}")
+
+
+def check_launcher_option(word: str) -> None:
+    """Refuse a cluster option that there is not, also one forced with `+`. Raises SpecError."""
+    name = word.lstrip("+~").partition("=")[0]
+    option = name.removeprefix(LAUNCHER).partition(".")[0]
+    names = [field.name for field in fields(Cluster)]
+    if name.startswith(LAUNCHER) and option not in names:
+        raise SpecError(f"there is no {LAUNCHER}{option}; {_meant(option, names)}")
 
 
 def check_choices(words: Iterable[str]) -> None:
@@ -119,6 +190,9 @@ def sentence(error: BaseException) -> str:
         return _choice(group, name, error.options)
     if isinstance(error, OverrideParseException):
         first = str(error).splitlines()[-2]
+        key, equals, value = str(error.override).partition("=")
+        if equals and value:
+            return f"the value of {key} must be quoted: {quoted(key, value)} ({first})"
         return f"{error.override} must be key=value, such as task=math ({first})"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}"
@@ -126,7 +200,10 @@ def sentence(error: BaseException) -> str:
     if lines and lines[0].startswith("Ambiguous value for argument "):
         word = lines[0].removeprefix("Ambiguous value for argument ").strip("'")
         key, _, values = word.partition("=")
-        return f"{word} holds several values: add -m to run each, or write '{key}=[{values}]'"
+        several = f"{word} holds several values: add -m to run each"
+        return (
+            f"{several}, or write '{key}=[{values}]' for a list, {quoted(key, values)} for a text"
+        )
     if lines and lines[0].startswith("You must specify '"):
         group = lines[0].split("'")[1]
         return f"{_choice(group, None)}; add {group}=NAME"
@@ -152,7 +229,26 @@ def _meant(name: str, names: Sequence[str]) -> str:
     return f"did you mean {close[0]}? ({listed})" if close else f"there are {listed}"
 
 
+def quoted(key: str, value: str) -> str:
+    """An override whose value is text, quoted for Hydra and then for the shell."""
+    text = value.strip("'\"").replace("\\", "\\\\").replace('"', '\\"')
+    return shlex.quote(f'{key}="{text}"')
+
+
+def _meant_anywhere(name: str, known: Sequence[str]) -> str:
+    """What a key that is no group may have meant: a group, or a key of some group."""
+    anywhere = {
+        field.name: f"{part}.{field.name}" for part, of in PARTS.items() for field in fields(of)
+    }
+    close = get_close_matches(name, [*known, *anywhere], 1)
+    if close and close[0] in anywhere:
+        return f"did you mean {anywhere[close[0]]}?"
+    return _meant(re.split(r"[@./]", name)[0], known)
+
+
 def _choice(group: str, name: str | None, options: Sequence[str] | None = None) -> str:
     known = options or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     got = "nothing" if name is None else repr(name)
-    return f"{group} must be one of {', '.join(known)}, got {got}"
+    by_path = f"; a hub id, folder or GGUF file: model=local model.path={name}"
+    hint = by_path if group == "model" and name not in (None, "", "null") else ""
+    return f"{group} must be one of {', '.join(known)}, got {got}{hint}"

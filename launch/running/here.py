@@ -2,12 +2,14 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from launch.config.command_line import INTERRUPTED
 from launch.running.files import log_into, log_name, write_config_once
-from launch.running.screen import Progress, print_summary
+from launch.running.progress import Progress
+from launch.running.screen import print_summary
 from launch.running.tracking import tracked
 from pipeline.protocols import Backend
 from pipeline.run.executor import OnRow, execute, grace_seconds
@@ -59,6 +61,8 @@ def run_ready(
         ran = run_until_signal(points, backend, signals=signals, ran=ran)
         end_tracking(ran.sessions)
     print_summary(ran.sessions)
+    if ran.signals and not ran.sessions:
+        print("interrupted while the model was loading: the same command starts again")
     return ran
 
 
@@ -85,16 +89,20 @@ async def _run(
 ) -> None:
     stop, drop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    with Progress(points) as progress:
+    with Progress(points, backend) as progress:
 
         def heard(session: Session, row: Row | None) -> None:
             progress.on_row(session, row)
             on_row(session, row)
 
-        work = asyncio.create_task(execute(points, backend, stop, heard, drop))
+        work = asyncio.create_task(
+            execute(points, backend, stop, heard, drop, progress.on_start)
+        )
 
         def end(number: int) -> None:
             ran.signals.add(number)
+            if not stop.is_set():
+                print("ending: finished rows are kept, the same command goes on", file=sys.stderr)
             grace = 0.0 if stop.is_set() else grace_seconds(points, backend)
             if not grace:
                 drop.set()

@@ -1,66 +1,19 @@
-"""What a person sees in the terminal: progress, and the summary at the end."""
+"""What a person sees in the terminal when a run has ended."""
 
 import math
-import time
 from collections.abc import Sequence
-from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
-from pipeline.analysis.row_files import find
-from pipeline.analysis.summary import passes
-from pipeline.analysis.table import load
 from pipeline.run.point import Point
 from pipeline.run.session import Session
-from pipeline.store.files import Row
 from pipeline.store.rows import parts_of
 
-STATES = {"shared": "done here, the rest is with other shards"}
-
-
-class Progress:
-    """A bar over traces with tokens per second and time left."""
-
-    def __init__(self, points: Sequence[Point]) -> None:
-        """Make the bar; sessions make its total known as they open."""
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        name = points[0].task.name if len(points) == 1 else f"{len(points)} points"
-        samples = [point.spec.sampling.num_samples for point in points]
-        rows = sum(len(p.examples) * count for p, count in zip(points, samples, strict=True))
-        self._task = self._bar.add_task(name, total=rows, rate="no row yet")
-        self._sessions: set[int] = set()
-        self._total = self._done = self._tokens = 0
-        self._start = time.monotonic()
-
-    def __enter__(self) -> Self:
-        """Show the bar."""
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Leave the bar as it is."""
-        self._bar.stop()
-
-    def on_row(self, session: Session, row: Row | None) -> None:
-        """Count one more trace, finished or failed."""
-        if id(session) not in self._sessions:
-            self._sessions.add(id(session))
-            self._total += len(session.todo)
-        self._done += 1
-        self._tokens = session.folder.record.attempt["tokens"]
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        rate = f"{self._tokens / seconds:.0f} tokens/s"
-        self._bar.update(self._task, total=self._total, completed=self._done, rate=rate)
+STATES = {
+    "shared": "done here, the rest is with other shards",
+    "interrupted": "interrupted, the same command goes on",
+}
 
 
 def print_summary(sessions: Sequence[Session]) -> None:
@@ -85,6 +38,10 @@ def print_summary(sessions: Sequence[Session]) -> None:
 
 
 def _table(point: Point) -> Table:
+    from pipeline.analysis.row_files import find  # pandas, which a line that only composes spares
+    from pipeline.analysis.summary import passes
+    from pipeline.analysis.table import load
+
     table = Table(title=point.folder.parent.name or str(point.folder))
     for name in ("pass", "cue", "rows", "correct", "improved", "entropy", "tokens", "truncated"):
         table.add_column(name, justify="left" if name in ("pass", "cue") else "right")

@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch.config.compose import build
-from launch.reporting.runs import dotted_keys
-from pipeline.analysis import summary
-from pipeline.analysis.row_files import find
-from pipeline.analysis.table import Table, load
 from pipeline.protocols import Tracker
 from pipeline.run.point import Point
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
 from pipeline.store.rows import parts_of
+
+if TYPE_CHECKING:  # pandas, which a run without a tracker spares
+    from pipeline.analysis.table import Table
 
 PATIENCE = 60.0  # seconds that the end of a run waits for its tracker
 IN_A_HURRY = 5.0  # the same for a run that a signal ends
@@ -32,6 +32,8 @@ class Tracking:
 
     def __init__(self, tracker: Tracker, point: Point) -> None:
         """Tell of the point's parameters."""
+        from launch.reporting.runs import dotted_keys
+
         self.tracker, self.point = tracker, point
         self.lost = False
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -50,6 +52,9 @@ class Tracking:
         if session.status == "interrupted":
             self.close(session.status, IN_A_HURRY)
             return
+        from pipeline.analysis.row_files import find
+        from pipeline.analysis.table import load
+
         files = [p for p in (self.point.rows_path, *parts_of(self.point.rows_path)) if p.exists()]
         with tempfile.TemporaryDirectory() as scratch:
             if files:
@@ -60,7 +65,9 @@ class Tracking:
                     self._calls.put(lambda path=path: self.tracker.attach(path))  # type: ignore[misc]
             self.close(session.status, PATIENCE)
 
-    def _artifacts(self, table: Table, folder: Path) -> Iterator[Path]:
+    def _artifacts(self, table: "Table", folder: Path) -> Iterator[Path]:
+        from pipeline.analysis import summary
+
         for name, frame in {"steps": summary.steps(table), "passes": summary.passes(table)}.items():
             frame.to_csv(folder / f"{name}.csv", index=False, quoting=csv.QUOTE_MINIMAL)
             yield folder / f"{name}.csv"
@@ -101,8 +108,10 @@ class Tracking:
             log.warning("tracking by %s is lost, the run is not: %s", name, why)
 
 
-def metrics_of(table: Table) -> dict[str, float]:
+def metrics_of(table: "Table") -> dict[str, float]:
     """The means of every pass, such as `pass1/accuracy`."""
+    from pipeline.analysis import summary
+
     found: dict[str, float] = {}
     for line in summary.passes(table, by=("pass",)).to_dict("records"):
         name = line.pop("pass")

@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.sweeps.point_table import rows_of
-from launch.sweeps.points import Member
+from launch.sweeps.points import Member, rows_of
 from launch.sweeps.submit import array_limit, test_only
 from pipeline.store.run_record import attempts_of, read_record
 

@@ -1,11 +1,20 @@
 """The table of points at a sweep's end."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from launch.sweeps.points import Member
+from launch.sweeps.packs import swept
+from launch.sweeps.points import Member, rows_of
+from pipeline.analysis.row_files import find
+from pipeline.analysis.summary import passes
+from pipeline.analysis.table import load
+from pipeline.run.point import Point
+from pipeline.store.rows import parts_of
+
+SEED = "run.seed"
 
 
 def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:
@@ -25,10 +34,51 @@ def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:
             reasons.append(f"{state}{', but' if state == 'done' else ''}: {member.name}: {why}")
     console = Console()
     console.print(table)
+    if len(members) > 1 and (accuracies := accuracy_table(members)):
+        console.print(accuracies)
     for line in reasons:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     states = {state_of(member, failures) for member in members}
     return 0 if states <= {"done", "skipped"} and not failures else 1
+
+
+def accuracy_table(members: Sequence[Member]) -> Table | None:
+    """The accuracy of every pass, by what the sweep varies, as the mean over `run.seed`.
+
+    Points without rows are left out; None where no point has any.
+    """
+    keys = [key for key in swept([member.draft for member in members]) if key != SEED]
+    groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
+    for member in members:
+        if member.point and (accuracies := _accuracies(member.point)):
+            groups.setdefault(_values(member, keys), []).append(accuracies)
+    names = sorted({name for group in groups.values() for point in group for name in point})
+    if not names:
+        return None
+    table = Table(title="accuracy, mean over seeds", title_style="")
+    for name in (*keys, "points", *names):
+        table.add_column(name, overflow="fold")
+    for values, group in groups.items():
+        table.add_row(*values, str(len(group)), *(_mean(group, name) for name in names))
+    return table
+
+
+def _accuracies(point: Point) -> dict[str, float]:
+    paths = [p for p in (point.rows_path, *parts_of(point.rows_path)) if p.exists()]
+    if not any(path.stat().st_size for path in paths):
+        return {}
+    rows = passes(load(find(paths), workers=1), by=("pass",)).to_dict("records")
+    return {row["pass"]: row["accuracy"] for row in rows if not math.isnan(row["accuracy"])}
+
+
+def _values(member: Member, keys: Sequence[str]) -> tuple[str, ...]:
+    typed = dict(o.lstrip("+~").partition("=")[::2] for o in member.draft.overrides)
+    return tuple(typed.get(key, "") for key in keys)
+
+
+def _mean(group: Sequence[Mapping[str, float]], name: str) -> str:
+    found = [accuracies[name] for accuracies in group if name in accuracies]
+    return f"{100 * sum(found) / len(found):.1f} %" if found else ""
 
 
 def state_of(member: Member, failures: Mapping[str, str]) -> str:
@@ -38,11 +88,3 @@ def state_of(member: Member, failures: Mapping[str, str]) -> str:
     if not member.missing:
         return "done"
     return "failed" if member.name in failures else "incomplete"
-
-
-def rows_of(member: Member) -> str:
-    """Rows that are there, of those asked for."""
-    if member.point is None:
-        return ""
-    total = len(member.point.canonical_order())
-    return f"{total - member.missing}/{total}"

@@ -158,6 +158,14 @@ class Builder:
         return build_point(draft.spec, self.backends[key], *about)
 
 
+def rows_of(member: Member) -> str:
+    """Rows that are there, of those asked for."""
+    if member.point is None:
+        return ""
+    total = len(member.point.canonical_order())
+    return f"{total - member.missing}/{total}"
+
+
 def missing_rows(point: Point) -> int:
     """How many rows of a point are not complete, by its files."""
     if not (point.folder / "run.json").exists():

@@ -18,6 +18,7 @@ from launch.sweeps.job import Job
 from pipeline.spec import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
+SITE_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")  # where Slurm is, not what a job is
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 PENDING |= {"RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
@@ -66,8 +67,10 @@ def _outside_of_any_job() -> Iterator[None]:
     """No variables of a job that this process may be in; jobs find this code from anywhere."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    of_the_site = {name: os.environ[name] for name in SITE_VARIABLES if name in os.environ}
     try:
         with submitit.helpers.clean_env():
+            os.environ.update(of_the_site)
             yield
     finally:
         os.environ.pop("PYTHONPATH")

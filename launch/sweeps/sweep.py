@@ -12,7 +12,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 from rich.console import Console
 
-from launch.config.cluster import check
+from launch.config.cluster import check_cluster
 from launch.config.command_line import INTERRUPTED
 from launch.config.compose import build_backend
 from launch.running.dry_run import PlannedPoint, show_dry_run
@@ -22,7 +22,6 @@ from launch.sweeps.listing import write_listing
 from launch.sweeps.manifest import lines_of
 from launch.sweeps.packs import pack
 from launch.sweeps.plan import arrays, print_plan, split
-from launch.sweeps.point_table import print_points
 from launch.sweeps.points import Builder, Composer, Member, missing_rows
 from launch.sweeps.submit import QueueError, array_limit, submit
 from launch.sweeps.submitted_jobs import Flight, Watch, already_queued, note
@@ -93,7 +92,7 @@ def run_sweep(
     Raises:
         SpecError: a point or an option breaks a rule, or the queue cannot be asked.
     """
-    check(options)
+    check_cluster(options)
     sweep = Sweep(Composer(context, config), Path(config.hydra.sweep.dir), options)
     for overrides in points:
         sweep.add(overrides)
@@ -120,6 +119,8 @@ def _go(sweep: Sweep) -> int:
         return status
     for member in sweep.members:
         member.missing = missing_rows(member.point) if member.point else 0
+    from launch.sweeps.point_table import print_points  # pandas, which composing spares
+
     return print_points(sweep.members, sweep.failures)
 
 

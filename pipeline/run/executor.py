@@ -13,6 +13,7 @@ from pipeline.store.files import Row, StoreError
 
 Work = tuple[Session, Example, int]
 OnRow = Callable[[Session, Row | None], None]
+OnStart = Callable[[Sequence[Session]], None]
 PAID_GRACE_SECONDS = 120.0
 _LOG = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ async def execute(
     stop: asyncio.Event | None = None,
     on_row: OnRow = lambda session, row: None,
     drop: asyncio.Event | None = None,
+    on_start: OnStart = lambda sessions: None,
 ) -> list[Session]:
     """Run every point to its end; points share `backend`.
 
@@ -41,6 +43,7 @@ async def execute(
             async with backend:
                 grace = grace_seconds(points, backend)
                 loop = _Loop(sessions, backend, on_row, stop, drop or asyncio.Event(), grace)
+                on_start(sessions)
                 try:
                     await loop.run()
                 finally:

@@ -16,7 +16,6 @@
 #SBATCH --qos=long
 #SBATCH --signal=USR2@120
 #SBATCH --time=60
-#SBATCH --wckey=submitit
 
 # setup
 module load cuda

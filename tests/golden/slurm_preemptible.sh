@@ -10,7 +10,6 @@
 #SBATCH --requeue
 #SBATCH --signal=USR2@60
 #SBATCH --time=720
-#SBATCH --wckey=submitit
 
 # command
 export SUBMITIT_EXECUTOR=slurm

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.config.cluster import check
+from launch.config.cluster import check_cluster
 from launch.config.compose import to_spec
 from launch.sweeps import job
 from launch.sweeps.submit import QueueError, slurm_states
@@ -76,6 +76,19 @@ def test_a_sites_file_may_lie_outside_the_repository(tmp_path: Path, stand_ins: 
     assert "--partition=ours" in submitted(tmp_path, where, "cluster=mysite")
 
 
+def test_where_slurm_is_configured_reaches_sbatch(
+    tmp_path: Path, stand_ins: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = f"echo $SLURM_CONF:$SLURM_JOB_ID > {tmp_path}/environment"
+    stand_ins("sbatch", f"{note}; cp $1 {tmp_path}/script-$$.sh; echo Submitted batch job 77")
+    monkeypatch.setenv("SLURM_CONF", "/elsewhere/slurm.conf")
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    submitted(tmp_path, "cluster=slurm", "hydra.launcher.wckey=lab")
+    assert (tmp_path / "environment").read_text() == "/elsewhere/slurm.conf:\n"
+    (script,) = tmp_path.glob("script-*.sh")
+    assert "--wckey=lab" in script.read_text()
+
+
 @pytest.mark.parametrize(
     ("option", "names"),
     [
@@ -94,7 +107,7 @@ def test_impossible_options_are_refused_by_name(option: str, names: str) -> None
     config = composed("task=math", "cluster=slurm", *changes, with_hydra=True)
     options = {k: v for k, v in config.hydra.launcher.items() if k not in ("folder", "name")}
     with pytest.raises(SpecError, match=names):
-        check(options)
+        check_cluster(options)
 
 
 def test_states_come_from_the_queue_and_ends_from_accounting(

@@ -80,6 +80,13 @@ def test_a_plan_lists_packs_and_what_is_done_and_starts_nothing(tmp_path: Path) 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_sweep_ends_with_its_accuracies_by_swept_key_and_over_seeds(tmp_path: Path) -> None:
+    line = [*HERE, "sampling.temperature=0,0.3", "run.seed=1,2", f"run.root={tmp_path}"]
+    done = run(*line).stdout
+    assert "accuracy, mean over seeds" in done and "run.seed" not in done.split("accuracy")[1]
+    assert re.search(r"0\.3 +│ 2 +│ +[\d.]+ % +│ +[\d.]+ %", done)
+
+
 def test_a_failing_point_does_not_stop_the_others_and_the_table_says_why(tmp_path: Path) -> None:
     good = "components.backends.echo.Echo"
     both = f"backend._target_=tests.slurm.failing.FailsInRank,{good}"

@@ -117,6 +117,7 @@ class HfBackend(Backend):
         self._weights: dict[str, Any] | None = None
         self._queue: Batches | Engine | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
+        self._unfinished: set[TokenSequence] = set()
 
     def identity(self) -> dict[str, Any]:
         """Contents of checkpoint, tokenizer and template, precision, and how prompts are cut."""
@@ -148,8 +149,14 @@ class HfBackend(Backend):
             "threads": self._threads,
             "versions": {p: importlib.metadata.version(p) for p in ("torch", "transformers")},
             **self._counters,
+            "generated_tokens": self._num_generated(),
             "peak_memory_bytes": _peak_memory(self._device),
         }
+
+    def _num_generated(self) -> int:
+        """Tokens so far, those of unfinished sequences included; may be asked from any thread."""
+        unfinished = sum(len(sequence.token_ids) for sequence in tuple(self._unfinished))
+        return self._counters["generated_tokens"] + unfinished
 
     @property
     def model(self) -> PreTrainedModel:
@@ -200,7 +207,11 @@ class HfBackend(Backend):
         if request.on_token is not None:
             request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
         row = TokenSequence(request, prompt, self._limits, encoder.decode, encoder.pieces)
-        generation = await self._queue.submit(row)
+        self._unfinished.add(row)
+        try:
+            generation = await self._queue.submit(row)
+        finally:
+            self._unfinished.discard(row)
         self._counters["requests"] += 1
         self._counters["prompt_tokens"] += generation.prompt_tokens
         self._counters["generated_tokens"] += len(generation.token_ids)
