@@ -96,9 +96,7 @@ def submitit_parameters(options: dict[str, Any]) -> dict[str, Any]:
     if where == "local":
         kept = (*BOTH, "setup")
         chosen = {k: v for k, v in chosen.items() if k in kept}
-    named = {k if k in BOTH else f"{where}_{k}": v for k, v in chosen.items() if k != "_target_"}
-    # submitit has a wckey of its own, which sites without such keys refuse.
-    return {"slurm_wckey": None} | named if where == "slurm" else named
+    return {k if k in BOTH else f"{where}_{k}": v for k, v in chosen.items() if k != "_target_"}
 
 
 def register() -> None:

@@ -95,9 +95,7 @@ async def _run(
             progress.on_row(session, row)
             on_row(session, row)
 
-        work = asyncio.create_task(
-            execute(points, backend, stop, heard, drop, progress.on_start)
-        )
+        work = asyncio.create_task(execute(points, backend, stop, heard, drop, progress.on_start))
 
         def end(number: int) -> None:
             ran.signals.add(number)

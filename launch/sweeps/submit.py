@@ -36,6 +36,9 @@ def executor_of(options: dict[str, Any]) -> submitit.AutoExecutor:
     limit = {f"{where}_max_num_timeout": options["max_num_timeout"]}
     executor = submitit.AutoExecutor(folder=options["folder"], cluster=where, **limit)
     executor.update_parameters(**submitit_parameters(options))
+    if where == "slurm" and options["wckey"] is None:
+        # submitit has a key of its own, which it keeps if told None, and many sites refuse.
+        executor._executor.parameters["wckey"] = None
     return executor
 
 
