@@ -15,7 +15,7 @@ from pipeline.run.point import Point, record_of
 from pipeline.run.trace import continuing, reconsidering
 from pipeline.spec import SpecError, digest
 from pipeline.store.leases import Leases
-from pipeline.store.run_record import RunRecord
+from pipeline.store.run_record import refuse_other_spec
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ def refusals_of(plan: PlannedPoint) -> Iterator[str]:
     """Why the point would not begin, as far as can be seen without loading a model."""
     point = plan.point
     try:
-        RunRecord(point.folder, record_of(point))
+        refuse_other_spec(point.folder, record_of(point))
         if point.spec.tracking:
             build("tracking", point.spec.tracking)
     except SpecError as error:
