@@ -186,6 +186,7 @@ class RunFolder:
         fence = _fence_of(self.plan.folder, self.claims.leases, lease)
         self.rows.fence = self.record.fence = fence
         self.rows.settle(self.plan.order)
+        fence.check()
         self.fold_records()
         gather(self.plan.folder / FAILURES, fence)
         if self.plan.shared:

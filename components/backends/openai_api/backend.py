@@ -144,6 +144,7 @@ class OpenAiBackend:
             assistant_prefill=self._continues,
             logprobs=self._top > 0,
             many_per_request=self._samples.together,
+            paid=True,
             filters=("top_p", *self._dialect.sends),
         )
 
