@@ -1,4 +1,4 @@
-"""Which rows of a file lack a later pass, and which pass 1 each of them shows (facts 0.11)."""
+"""Which rows of a file lack a later pass, and which pass 1 each of them reconsiders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ from pipeline.store.files import Row
 from pipeline.store.pass_names import later_passes
 
 GROUP_BY = ("model", "suite", "temperature", "step", "split", "problem")
-# Rows that differ in one of these were not made together, whatever groups them.
-APART = ("model", "suite", "temperature", "step", "split")
+# Rows that differ in one of these come from different runs, whatever groups them.
+RUN_SETTINGS = ("model", "suite", "temperature", "step", "split")
 Group = tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class Rules:
+class Selection:
     """Which rows are to get passes.
 
     `filter`: columns and the values they must have, compared as text ({step: 50}, or a list of
@@ -74,11 +74,15 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """A row that is to get passes: where its line begins, and what it is told apart by."""
+class RowToFill:
+    """A row that is to get passes.
+
+    `offset` is where its line begins; `run_settings` are those of the run that made it; `group` are
+    the values that it shares with the rows whose pass 1 it may reconsider.
+    """
 
     offset: int
-    apart: Group
+    run_settings: Group
     group: Group
     example_id: str
     sample: int
@@ -87,55 +91,64 @@ class Gap:
 
 @dataclass(slots=True)
 class Scan:
-    """What a file holds. `shown`: where the pass 1 of each sample of a group lies."""
+    """What a file holds.
 
-    gaps: list[Gap] = field(default_factory=list)
-    shown: dict[Group, dict[int, int]] = field(default_factory=dict)
+    `pass1_places`: for each group, the offset of the line of every sample that has a pass 1.
+    """
+
+    to_fill: list[RowToFill] = field(default_factory=list)
+    pass1_places: dict[Group, dict[int, int]] = field(default_factory=dict)
     rows: int = 0
     skipped: int = 0  # rows that lack a pass and have no sample, problem or pass 1 to start from
     broken: list[int] = field(default_factory=list)  # offsets of lines that are no rows
 
 
-def scan(path: Path, rules: Rules, cues: Sequence[Cue]) -> Scan:
-    """Read the file once; a later line with the same key replaces an earlier gap."""
-    found = Scan()
-    gaps: dict[tuple[Group, str, int], Gap] = {}
+def scan(path: Path, selection: Selection, cues: Sequence[Cue]) -> Scan:
+    """Read the file once. Of several lines with one key the last one counts."""
+    scanned = Scan()
+    to_fill: dict[tuple[Group, str, int], RowToFill] = {}
     with path.open("rb") as file:
         offset = 0
         for line in file:
             row = parse(line)
             if row is not None:
-                gap = _note(found, row, offset, rules, cues)
-                if gap:
-                    gaps[gap.apart, gap.example_id, gap.sample] = gap
+                row_to_fill = _note(scanned, row, offset, selection, cues)
+                if row_to_fill:
+                    to_fill[
+                        row_to_fill.run_settings, row_to_fill.example_id, row_to_fill.sample
+                    ] = row_to_fill
             elif line.strip():
-                found.broken.append(offset)
+                scanned.broken.append(offset)
             offset += len(line)
-    found.gaps = _limited(list(gaps.values()), rules)
-    return found
+    scanned.to_fill = _limited(list(to_fill.values()), selection)
+    return scanned
 
 
-def _note(found: Scan, row: Row, offset: int, rules: Rules, cues: Sequence[Cue]) -> Gap | None:
-    found.rows += 1
+def _note(
+    scanned: Scan, row: Row, offset: int, selection: Selection, cues: Sequence[Cue]
+) -> RowToFill | None:
+    scanned.rows += 1
     sample, first = sample_of(row), has_pass1(row)
-    group = rules.group(row)
+    group = selection.group(row)
     if first and sample is not None:
-        found.shown.setdefault(group, {})[sample] = offset
-    if not rules.selects(row) or not rules.lacks(row, cues):
+        scanned.pass1_places.setdefault(group, {})[sample] = offset
+    if not selection.selects(row) or not selection.lacks(row, cues):
         return None
     problem = row.get("problem")
     if sample is None or not isinstance(problem, str) or not first:
-        found.skipped += 1
+        scanned.skipped += 1
         return None
-    return Gap(offset, apart(row), group, id_of(row), sample, problem)
+    return RowToFill(offset, run_settings(row), group, id_of(row), sample, problem)
 
 
-def _limited(gaps: list[Gap], rules: Rules) -> list[Gap]:
-    if rules.max_problems is not None:
-        problems = list(dict.fromkeys(gap.problem for gap in gaps))[: rules.max_problems]
+def _limited(to_fill: list[RowToFill], selection: Selection) -> list[RowToFill]:
+    if selection.max_problems is not None:
+        problems = list(dict.fromkeys(row_to_fill.problem for row_to_fill in to_fill))[
+            : selection.max_problems
+        ]
         chosen = set(problems)
-        gaps = [gap for gap in gaps if gap.problem in chosen]
-    return gaps[: rules.max_rows]
+        to_fill = [row_to_fill for row_to_fill in to_fill if row_to_fill.problem in chosen]
+    return to_fill[: selection.max_rows]
 
 
 def answers(fields: dict[str, Any], cue: Cue) -> bool:
@@ -162,9 +175,9 @@ def id_of(row: Row) -> str:
     return str(row.get("problem") if name is None else name)
 
 
-def apart(row: Row) -> Group:
-    """What rows that were made together have in common."""
-    return (*(_hashable(row.get(name)) for name in APART), row.get("phases"))
+def run_settings(row: Row) -> Group:
+    """The settings of the run that made a row, as far as its columns tell."""
+    return (*(_hashable(row.get(name)) for name in RUN_SETTINGS), row.get("phases"))
 
 
 def has_pass1(row: Row) -> bool:

@@ -4,14 +4,13 @@ The point's folder lies beside the output until everything is merged, so that an
 backfill goes on where it stopped; passes are made by the same traces as those of a run.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.analysis.row_files import parse
-from pipeline.backfill.missing_passes import Gap, Scan, answers, apart, id_of, sample_of
+from pipeline.backfill.missing_passes import RowToFill, Scan, answers, id_of, sample_of
 from pipeline.backfill.stored_rows import example_of, generations
 from pipeline.protocols import Cue, Example
 from pipeline.run.pass_fields import cue_hash
@@ -21,11 +20,7 @@ from pipeline.spec import SpecError
 from pipeline.store.files import Row, encode, read_lines, write_atomically
 from pipeline.store.pass_names import (
     LETTERED,
-    SECOND,
-    free_names,
-    is_later,
     later_passes,
-    name_passes,
 )
 from pipeline.store.rows import Key
 
@@ -38,15 +33,17 @@ RowAt = Callable[[int], Row]
 class BackfillPoint(Point):
     """A point made of rows: only these (example, sample) are traced, from their stored pass 1."""
 
-    at: Path = Path()
+    working_folder: Path = Path()
+    run_settings: tuple[Any, ...] = ()  # of the run that made the rows
     traces: list[tuple[Example, int]] = field(default_factory=list)
-    offsets: dict[Key, int] = field(default_factory=dict)  # of the pass 1 to show, if not its own
+    # The sample whose pass 1 is reconsidered, where not the own one, and the offset of its line.
+    pass1_places: dict[Key, tuple[int, int]] = field(default_factory=dict)
     read: RowAt | None = None
 
     @property
     def folder(self) -> Path:
         """The working folder."""
-        return self.at
+        return self.working_folder
 
     def keys(self) -> Iterator[tuple[Example, int]]:
         """The traces, in the order of the file."""
@@ -58,10 +55,10 @@ class BackfillPoint(Point):
 
     def given_pass1(self, example: Example, sample: int) -> Passed | None:
         """The pass 1 that this sample reconsiders; None for its own."""
-        offset = self.offsets.get(Key(example.id, sample))
-        if offset is None or self.read is None:
+        place = self.pass1_places.get(Key(example.id, sample))
+        if place is None or self.read is None:
             return None
-        return generations(self.read(offset)["pass1"], self.phases)
+        return generations(self.read(place[1])["pass1"], self.phases)
 
 
 def reader(path: Path) -> RowAt:
@@ -78,14 +75,18 @@ def reader(path: Path) -> RowAt:
     return read
 
 
-def chosen(scan: Scan, gap: Gap, preferred: int) -> int:
-    """Where the pass 1 to show lies: the preferred sample of the group, else the lowest."""
-    samples = scan.shown[gap.group]
-    return samples[preferred] if preferred in samples else samples[min(samples)]
+def pass1_place(scanned: Scan, row_to_fill: RowToFill, preferred: int) -> tuple[int, int]:
+    """The sample whose pass 1 is reconsidered, and the offset of its line.
+
+    It is the preferred sample of the row's group, else the lowest that has a pass 1.
+    """
+    places = scanned.pass1_places[row_to_fill.group]
+    sample = preferred if preferred in places else min(places)
+    return sample, places[sample]
 
 
 def seed_rows(point: BackfillPoint, rows: Iterable[Row], force: bool) -> None:
-    """Write the rows that the traces start from, but those that an earlier attempt left."""
+    """Write the starting rows (pass 1 and the passes to keep), except those already written."""
     there = {Key(row["example_id"], row["sample_idx"]) for row in _stored(point)}
     if there.issuperset(point.canonical_order()):
         return
@@ -155,108 +156,3 @@ def trace_of(row: Row) -> tuple[Example, int]:
     sample = sample_of(row)
     assert sample is not None
     return Example(id_of(row), example.question, gold, example.metadata), sample
-
-
-@dataclass(slots=True)
-class Made:
-    """Finished rows of the points, by what tells rows apart in the file."""
-
-    passes: dict[tuple[Any, ...], tuple[Path, int]] = field(default_factory=dict)
-    cues: tuple[Cue, ...] = ()
-    provenance: dict[str, Any] = field(default_factory=dict)
-    force: bool = False
-
-    def of(self, row: Row) -> Row | None:
-        """The finished row that belongs to a line of the file."""
-        place = self.passes.get((apart(row), id_of(row), sample_of(row)))
-        return reader(place[0])(place[1]) if place else None
-
-
-def finished(points: Sequence[BackfillPoint], groups: Sequence[tuple[Any, ...]]) -> Made:
-    """What the points have made so far; `groups[i]` tells the rows of `points[i]` apart."""
-    made = Made()
-    for point, group in zip(points, groups, strict=True):
-        made.cues = point.cues
-        for line, row in read_lines(point.rows_path):
-            if row is not None and "task" in row and point.is_complete(row):
-                key = (group, row["example_id"], row["sample_idx"])
-                made.passes[key] = (point.rows_path, line.offset)
-    return made
-
-
-def merged(row: Row, made: Row, result: Made) -> Row:
-    """A row with its new passes after `pass1`; everything else stays as it is."""
-    new = _new_passes(row, made, result)
-    out: Row = {}
-    for name, value in row.items():
-        if name in new:
-            continue
-        if not (is_later(name) and _ours(row) and isinstance(value, dict | None)):
-            out[name] = value
-        if name == "pass1":
-            out |= new
-    return out
-
-
-def _ours(row: Row) -> bool:
-    """Whether every later pass says by which cue it was made, so that names may be given anew."""
-    return all(fields.get("cue_hash") is not None for fields in later_passes(row))
-
-
-def _new_passes(row: Row, made: Row, result: Made) -> Row:
-    """The passes that a row gets, by name."""
-    passes = {n: f for n, f in made.items() if is_later(n) and isinstance(f, dict)}
-    named = {n: f for n, f in passes.items() if n != SECOND} or passes
-    asked = {cue_hash(cue) for cue in result.cues}
-    fresh = {
-        name
-        for name, fields in named.items()
-        if fields["cue_hash"] in asked and (result.force or not _there(fields, row))
-    }
-    mark = {"backfilled": result.provenance}
-    marked = {n: f | mark if n in fresh else f for n, f in named.items()}
-    if _ours(row):
-        return name_passes(list(marked.values()))
-    new = [marked[name] for name in named if name in fresh]
-    if result.force:
-        return name_passes(new)
-    if row.get(SECOND):
-        return dict(zip(free_names(row), new, strict=False))
-    return {name: fields for name, fields in name_passes(new).items() if not row.get(name)}
-
-
-def _there(fields: Row1, row: Row) -> bool:
-    cue = Cue(fields.get("cue") or "", fields.get("cue_text") or "", bool(fields.get("control")))
-    return any(answers(old, cue) for old in later_passes(row))
-
-
-def write_merged(source: Path, output: Path, result: Made) -> int:
-    """Write `source` with the new passes to `output`; returns the rows that got some.
-
-    Undecodable lines go to `<output>.broken`, in order.
-    """
-    broken: list[bytes] = []
-    changed = 0
-
-    def lines() -> Iterator[bytes]:
-        nonlocal changed
-        with source.open("rb") as file:
-            for line in file:
-                row = parse(line)
-                if row is None:
-                    broken.extend([line.rstrip(b"\n") + b"\n"] if line.strip() else [])
-                    continue
-                made = result.of(row)
-                changed += made is not None
-                yield _encoded(merged(row, made, result)) if made else line.rstrip(b"\n") + b"\n"
-
-    write_atomically(output, lines())
-    if broken:
-        write_atomically(output.with_name(f"{output.name}.broken"), broken)
-    return changed
-
-
-def _encoded(row: Row) -> bytes:
-    """One line; NaN, which rows of the original may hold, stays."""
-    text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass") + b"\n"

@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch import api
 from launch import backfill as door
-from pipeline.backfill.missing_passes import Rules, scan, split_cues
+from launch.rows import backfill_target
+from pipeline.backfill.missing_passes import Selection, scan, split_cues
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
 from tests.fakes.stored_rows import write_rows
@@ -155,12 +156,15 @@ def test_the_preferred_sample_of_the_group_is_shown_else_the_lowest(tmp_path: Pa
     shown = [row["pass2"]["prev_output"] for row in rows_of(path)]
     texts = [None if "think of" not in text else text.split("think of ")[1][:2] for text in shown]
     assert texts == ["q0", "q0", None, "r2", "r2", None]
+    told = [row["pass2"].get("backfilled", {}).get("pass1_sample") for row in rows_of(path)]
+    assert told == [0, 0, None, 2, 2, None]
 
 
 def test_without_a_preferred_sample_each_row_reconsiders_its_own(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "step0.jsonl", [old("q", 0), old("q", 1)])
     assert fill(path, "cue=wait") == 0
     assert all(r["pass2"]["prev_output"] == r["pass1"]["output"] for r in rows_of(path))
+    assert all("pass1_sample" not in r["pass2"]["backfilled"] for r in rows_of(path))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_filters_and_limits_choose_rows(
     rows = [old("q", 0), old("r", 0), old("q", 0, step=50), old("q", 1, step=50)]
     path = write_rows(tmp_path / "step0.jsonl", rows)
     starts = [0, *itertools.accumulate(len(line) for line in path.open("rb"))]
-    gaps = scan(path, Rules(**rules), split_cues(WAIT)).gaps
+    gaps = scan(path, Selection(**rules), split_cues(WAIT)).to_fill
     assert [starts.index(gap.offset) for gap in gaps] == filled
 
 
@@ -279,8 +283,10 @@ def test_finished_rows_reach_the_file_every_few_rows(
 ) -> None:
     path = write_rows(tmp_path / "step0.jsonl", [old(f"q{i}", 0) for i in range(5)])
     written: list[int] = []
-    real = door.write_merged
-    monkeypatch.setattr(door, "write_merged", lambda *a: written.append(real(*a)) or written[-1])
+    real = backfill_target.write_merged
+    monkeypatch.setattr(
+        backfill_target, "write_merged", lambda *a: written.append(real(*a)) or written[-1]
+    )
     assert fill(path, "cue=wait", "backfill.flush_every=2") == 0
     assert written[-1] == 5 and len(written) == 3 and written[0] >= 2
 
@@ -363,5 +369,5 @@ def test_the_groups_are_those_of_a_run() -> None:
 
 
 def test_rules_default_to_the_originals() -> None:
-    assert Rules().pass_key == "pass2"
-    assert Rules().group_by == ["model", "suite", "temperature", "step", "split", "problem"]
+    assert Selection().pass_key == "pass2"
+    assert Selection().group_by == ["model", "suite", "temperature", "step", "split", "problem"]
