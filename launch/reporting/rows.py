@@ -8,7 +8,7 @@ from math import isqrt
 from typing import Any
 
 from pipeline.run.markers import marker_places
-from pipeline.run.pass_fields import TAGS, THINK_BLOCK
+from pipeline.run.pass_fields import TAGS, reasoning_span
 from pipeline.store.files import Row
 from pipeline.store.pass_names import distinct_passes
 
@@ -77,7 +77,7 @@ def _texts(name: str, fields: Fields, first: Fields) -> dict[str, Any]:
     """A pass's output, where its parts, its cue and its markers lie in it, and its other fields."""
     output = str(fields.get("output") or "")
     segments: dict[str, Sequence[int]] = fields.get("segments") or {}
-    start, end = think_span(output, segments)
+    start, end = reasoning_span(output, segments)
     cue = cue_span(fields, segments, start)
     return {
         "name": name,
@@ -106,15 +106,6 @@ def board_of(row: Row, passes: Sequence[tuple[str, Fields]]) -> str | None:
         if isqrt(len(text)) ** 2 == len(text):
             return str(text)
     return None
-
-
-def think_span(output: str, segments: Mapping[str, Sequence[int]]) -> tuple[int, int]:
-    """Where the reasoning lies: after its tag to the end of its phase, else a block, else all."""
-    if "think" in segments:
-        opening = output.lower().find("<think>")
-        return opening + len("<think>"), segments["think"][1]
-    block = THINK_BLOCK.search(output)
-    return block.span(1) if block else (0, len(output))
 
 
 def answer_start(output: str, think_end: int) -> int | None:

@@ -25,7 +25,7 @@ Number = float | None
 Text = str | None
 ABSENT = -1
 Array = np.ndarray[Any, Any]
-SECOND = ("pass2", "pass2c", "pass2b", "pass2a")  # which of them S0's table calls pass 2
+SECOND = ("pass2", "pass2c", "pass2b", "pass2a")  # which of them the table by step calls pass 2
 CAPPED = (*TRUNCATED, "length")  # `length` is in rows of other programs
 UNANSWERED = ("no_answer", "truncated")
 
@@ -373,7 +373,7 @@ def _hashes(texts: Sequence[str]) -> Array:
 
 
 def _passes(found: Sequence[Any]) -> tuple[list[int], list[int], list[bool], list[PassLine]]:
-    """Every pass once: owner row, number in `PASS_NAMES`, whether S0's table takes it."""
+    """Every pass once: owner row, number in `PASS_NAMES`, whether the table by step takes it."""
     entries: list[tuple[int, int, bool, PassLine]] = []
     for owner, (first, last, a, b, c) in enumerate(map(_USUAL, found)):
         if first is not None and first != EMPTY:
@@ -407,7 +407,7 @@ def _lettered(row: Any) -> list[tuple[int, bool, PassLine]]:
 
 
 def _repeats(last: PassLine, lettered: PassLine) -> bool:
-    """Whether `pass2` is a lettered pass again: by its cue, in S0's rows the same object."""
+    """Whether `pass2` is a lettered pass again: by its cue, else by being the same object."""
     if last.cue_hash is not None and lettered.cue_hash is not None:
         return last.cue_hash == lettered.cue_hash
     return last == lettered

@@ -1,4 +1,4 @@
-"""Table -> the numbers of a run: seed S0's tables by step and by example, means of every pass."""
+"""Table -> the numbers of a run: by step, by example, and means of every pass."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from pipeline.analysis.row_files import parse, read_at
 from pipeline.analysis.table import Table
 from pipeline.store.run_record import read_record
 
-# S0's names for the means of one pass, and our columns.
+# Names of the means of one pass in the tables by step and by example, and our columns.
 ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}
 STOP_REASONS = ("stop_token", "eos", "max_new_tokens", "max_context", "other", "unknown")
 STEP_COLUMNS = (
@@ -21,14 +21,14 @@ STEP_COLUMNS = (
 
 
 def steps(table: Table, by: Sequence[str] = ("step",)) -> pd.DataFrame:
-    """S0's table (facts 0.12): by step, runs pooled; `by=("run", "step")` keeps them apart.
+    """The table of the original runners, by step; `by=("run", "step")` keeps runs apart.
 
     Percentages 0-100, entropies in nats; empty (NaN) where undefined. A missing verdict counts as
     wrong. Examples are told apart by their problem text, as there.
     """
     keys = list(by)
     columns = ["correct", "tags", "improved", "soft", *ENTROPIES.values()]
-    first, second = _s0_passes(table, columns)
+    first, second = _passes_by_step(table, columns)
     parts = [table.rows.groupby(keys, observed=True)["problem"].nunique().rename("examples")]
     for number, passes in ((1, first), (2, second)):
         parts.append(_samples(passes, keys, number))
@@ -47,8 +47,8 @@ def steps(table: Table, by: Sequence[str] = ("step",)) -> pd.DataFrame:
 
 
 def examples(table: Table) -> pd.DataFrame:
-    """S0's table by example: step, problem, p1_correct, p2_correct, improved (0 or 1)."""
-    first, second = _s0_passes(table, ["correct", "soft"])
+    """Their table by example: step, problem, p1_correct, p2_correct, improved (0 or 1)."""
+    first, second = _passes_by_step(table, ["correct", "soft"])
     keys = ["step", "problem"]
     found = table.rows.groupby(keys, observed=True).size().rename("rows").to_frame()
     found["p1_correct"] = _best(first, ["step"])["right"]
@@ -115,8 +115,8 @@ MEANS = {
 }
 
 
-def _s0_passes(table: Table, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Passes 1 and S0's passes 2, with what their rows are told apart by."""
+def _passes_by_step(table: Table, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Passes 1, and for each row the pass 2 of the table by step, with the run of its row."""
     by = ("run", "step", "problem")
     first = table.joined(columns, table.passes["pass"] == "pass1", by)
     return first, table.joined(columns, table.passes["second"], by)
@@ -152,7 +152,7 @@ def _gained(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.Se
 
 
 def by_substring(fields: PassLine, gold: str | None) -> Flag:
-    """The verdict by S0's rule: the canonical gold is a part of the canonical answer."""
+    """The verdict of published tables: the canonical gold is part of the canonical answer."""
     answer = fields.pred_answer_canon
     if gold is None or answer is None:
         return fields.is_correct_pred
@@ -216,10 +216,10 @@ def attempts(table: Table) -> pd.DataFrame:
 
 
 def stops(table: Table) -> pd.DataFrame:
-    """By step and S0's pass: shares of stop reasons, rate of markers, mean tokens, mean soft."""
+    """By step and pass (1 or 2): shares of stop reasons, rate of markers, mean tokens."""
     lines = []
     columns = ["stop_think", "stop_answer", "marked", "tokens_think", "tokens_answer"]
-    for number, found in enumerate(_s0_passes(table, columns), start=1):
+    for number, found in enumerate(_passes_by_step(table, columns), start=1):
         for step, group in found.groupby("step", observed=True):
             line: dict[str, object] = {"step": step, "pass": number, "rows": len(group)}
             for phase in ("think", "answer"):

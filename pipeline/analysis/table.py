@@ -32,10 +32,10 @@ class Table:
     and `problem` (hashes), sample (-1: none), and where the line lies: file (index into `files`),
     offset, length.
     `passes`: `row` (index into `rows`), pass, cue (the pass's name where the row names none),
-    control, `second` (S0's pass 2 of the row), correct, improved, tags, marked, judged_shift,
-    no_answer, truncated (1, 0 or NaN), tokens*, seconds, entropy*, soft, `answer` (a hash),
-    stop_think, stop_answer; `recorded`, the verdict in the file, where `correct` is another one.
-    A pass that repeats another is there once.
+    control, `second` (the pass 2 of the table by step), correct, improved, tags, marked,
+    judged_shift, no_answer, truncated (1, 0 or NaN), tokens*, seconds, entropy*, soft, `answer` (a
+    hash), stop_think, stop_answer; `recorded`, the verdict in the file, where `correct` is another
+    one. A pass that repeats another is there once.
     """
 
     files: list[RowFile]
@@ -245,10 +245,9 @@ class _Gathered:
 
 
 def _superseded(key: pd.Series, rows: pd.DataFrame, passes: pd.DataFrame) -> Any:
-    """Rows that another one with the same key replaces, as when parts are merged.
+    """Rows that another one with the same key replaces, by the rule of pipeline.store.rows.Index.
 
-    Within a file the later one counts; between files the one with more passes, else the first
-    file's.
+    It is written anew here because it is taken over millions of rows at once.
     """
     doubled = rows[key.duplicated(keep=False) & (rows["sample"] >= 0)]
     count = np.bincount(passes["row"], minlength=len(rows))

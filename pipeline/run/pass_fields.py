@@ -1,7 +1,7 @@
 """The pass object of a row: output text, entropies, tokens, markers and tags."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -85,20 +85,20 @@ def joined(generations: Sequence[Generation], name: str) -> list[Any] | None:
     return None if any(part is None for part in parts) else [x for part in parts for x in part]
 
 
-def reasoning_span(output: Output) -> tuple[int, int]:
-    """Where the reasoning lies in the output: think phase, else a think block, else all of it."""
-    if "think" in output.segments:
-        opening = output.text.lower().find("<think>") + len("<think>")
-        return opening, output.segments["think"][1]
-    block = THINK_BLOCK.search(output.text)
-    return block.span(1) if block else (0, len(output.text))
+def reasoning_span(text: str, segments: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+    """Where the reasoning lies in an output: think phase, else a think block, else all of it."""
+    if "think" in segments:
+        opening = text.lower().find("<think>") + len("<think>")
+        return opening, segments["think"][1]
+    block = THINK_BLOCK.search(text)
+    return block.span(1) if block else (0, len(text))
 
 
 def marker_fields(
     output: Output, example: Example, cue: Cue | None, cue_in_text: bool
 ) -> dict[str, Any]:
     """Reconsideration markers, where the earliest is, and what surrounds it."""
-    start, end = reasoning_span(output)
+    start, end = reasoning_span(output.text, output.segments)
     think = output.text[start:end]
     names, position = find_markers(think, len(cue_prefix(cue)) if cue and cue_in_text else 0)
     if cue and not cue.control:
@@ -122,7 +122,7 @@ def cue_token(output: Output, cue: Cue | None, position: int | None) -> int | No
         return 0
     if position is None or output.ends is None:
         return None
-    at = reasoning_span(output)[0] + position
+    at = reasoning_span(output.text, output.segments)[0] + position
     return next((index for index, end in enumerate(output.ends) if end > at), None)
 
 

@@ -1,17 +1,21 @@
 """Reading rows: which files, which lines, which passes; ours and the original's."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pipeline.analysis import columns, table
 from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
 from pipeline.spec import SpecError
+from pipeline.store.rows import index_rows
 from tests.fakes.stored_rows import one, row, write_rows
 
 
@@ -199,3 +203,36 @@ def test_the_lenient_way_reads_what_the_fast_way_reads() -> None:
     for more in ({}, {"subject": "a"}, {"metadata": {"subject": [1]}}, {"grader": {"a": 1}}):
         encoded = msgspec.json.encode(made | more)
         assert lines.lenient(made | more) == lines.decode(memoryview(encoded))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), max_size=5),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_the_same_lines_count_for_summaries_and_for_a_run_that_goes_on(
+    tmp_path: Path, files: list[list[tuple[str, int]]]
+) -> None:
+    folder = tmp_path / "step-0"
+    shutil.rmtree(folder, ignore_errors=True)
+    paths = []
+    for number, lines in enumerate(files):
+        path = folder / f"step0000_test.part-{number}.jsonl"
+        rows = [row(e, 0, one(True, float(i)), example_id=e) for i, (e, _) in enumerate(lines)]
+        most: dict[str, int] = {}
+        for stored, (example, count) in zip(rows, lines, strict=True):
+            # A later line of a file never has fewer passes: runs and backfills add to a row.
+            most[example] = max(most.get(example, 0), count)
+            stored |= {
+                f"pass2{'abc'[n]}": one(False, cue_hash=str(n)) for n in range(most[example])
+            }
+        paths.append(write_rows(path, rows))
+    index = index_rows(paths)
+    table = load(find(paths))
+    owner = {i: table.files[f].path for i, f in table.rows["file"].items()}
+    counted = {(owner[i], int(at)) for i, at in table.rows["offset"].items()}
+    assert counted == {(place.path, place.line.offset) for place in index.places.values()}
+    assert table.superseded == index.superseded

@@ -13,10 +13,16 @@ const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;")
 const colourOf = (index, pass) => COLOURS[index.passes.indexOf(pass) % COLOURS.length];
 const sideName = (index, run) => (index.runs.length > 1 ? ` (${index.runs[run].name})` : "");
 const hatch = (run) => ({ shape: run ? "/" : "" });
-// 95 % intervals.
+// 95 % intervals: those that the points have, else from their standard errors.
+const bound = (point, name, end, sign) =>
+  isKnown(point[`${name}_${end}`])
+    ? sign * (point[`${name}_${end}`] - point[name])
+    : 1.96 * (point[`${name}_se`] ?? 0);
 const errorBars = (points, name, colour) => ({
   type: "data",
-  array: points.map((point) => 1.96 * (point[`${name}_se`] ?? 0)),
+  symmetric: false,
+  array: points.map((point) => bound(point, name, "high", 1)),
+  arrayminus: points.map((point) => bound(point, name, "low", -1)),
   thickness: 1.2,
   width: 4,
   color: colour,
@@ -140,6 +146,7 @@ function figures(index, chosen, ink) {
     x: AXES[x],
     y: AXES[y],
     share: y === "accuracy",
+    curve: true,
   });
   const passes = { name: "passes", title: "Pass 1 against pass 2 by cue", x: "", y: "accuracy" };
   const entropies = { name: "entropies", title: `Entropy of rows, ${chosen.pass}`, y: "rows" };

@@ -41,7 +41,15 @@ function axisKind(name, traces) {
   return few ? { type: "linear", tickvals: [...places] } : { type: "linear" };
 }
 
-function drawFigure(place, { name, title, traces, x, y, share }, legend) {
+// A curve over a single step or temperature says nothing that the bars do not: it is left out.
+function isLone({ curve, traces }) {
+  return Boolean(curve) && new Set(traces.flatMap((trace) => trace.x)).size < 2;
+}
+
+function drawFigure(place, figure, legend) {
+  const { name, title, traces, x, y, share } = figure;
+  place.parentElement.hidden = isLone(figure);
+  if (isLone(figure)) return;
   place.previousElementSibling.textContent = title;
   const line = colourNamed("--line");
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
