@@ -10,26 +10,22 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
 from launch.config.command_line import ended
-from launch.reporting import cells
-from launch.reporting.plain import plain
+from launch.reporting.terminal import WIDTH, show
 from launch.rows.regrade import regrade
 from launch.rows.stored_task import StoredTasks
 from pipeline.analysis import summary
 from pipeline.analysis.columns import Judge
 from pipeline.analysis.filters import Variants, capped, write_filtered
 from pipeline.analysis.row_files import find
-from pipeline.analysis.table import POINT, Table, load
+from pipeline.analysis.table import Table, load
 from pipeline.spec import SpecError, require
 
 JUDGES = {"none": None, "substring": summary.by_substring, "exact": summary.by_equality}
-WIDTH = 100  # characters of a terminal
-KEYS = (*POINT, "pass", "cue", "k", "quartile", "by")
 TITLES = {
     "steps": "By step: S over samples, E over examples; a missing verdict counts as wrong",
     "stops": "Stop reasons (shares of samples), markers, means of tokens",
@@ -249,59 +245,6 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """A CSV file; what is undefined is empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(path, index=False)
-
-
-def show(title: str, frame: pd.DataFrame, wide: bool = False) -> None:
-    """Print a table without the columns that say nothing, errors beside their values.
-
-    What is wider than `WIDTH` goes on below, its first columns repeated, unless `wide`.
-    """
-    useful = frame.dropna(axis=1, how="all")
-    constant = [
-        n for n in ("run", "task", "model", "temperature", "control") if _constant(useful, n)
-    ]
-    useful = useful.drop(columns=constant)
-    if not len(useful):
-        return
-    names = [str(name) for name in useful if not cells.is_beside(str(name), useful)]
-    names.sort(key=lambda name: name not in KEYS)
-    lines = list(plain(useful))
-    columns = [
-        [cells.heading(name), *(cells.text(name, cells.cell(line, name)) for line in lines)]
-        for name in names
-    ]
-    for number, (name, column) in enumerate(zip(names, columns, strict=True)):
-        if name == "run":  # once for all its lines
-            columns[number] = [t if t != above else "" for above, t in pairwise(["", *column])]
-    keys = sum(name in KEYS for name in names)
-    print(f"\n{title}")
-    print("\n\n".join(blocks(columns, keys, None if wide else WIDTH)))
-
-
-def blocks(columns: Sequence[Sequence[str]], keys: int, width: int | None) -> Iterator[str]:
-    """Lines of columns, as many beside each other as fit `width`; the first `keys` are repeated."""
-    aligned = [_aligned(column, left=number < keys) for number, column in enumerate(columns)]
-    rest = aligned[keys:]
-    while True:
-        block = aligned[:keys]
-        while rest and (len(block) == keys or width is None or _width([*block, rest[0]]) <= width):
-            block.append(rest.pop(0))
-        yield "\n".join("  ".join(line).rstrip() for line in zip(*block, strict=True))
-        if not rest:
-            return
-
-
-def _width(columns: Sequence[Sequence[str]]) -> int:
-    return sum(len(column[0]) + 2 for column in columns) - 2
-
-
-def _aligned(column: Sequence[str], left: bool) -> list[str]:
-    width = max(map(len, column))
-    return [text.ljust(width) if left else text.rjust(width) for text in column]
-
-
-def _constant(frame: pd.DataFrame, name: str) -> bool:
-    return name in frame and frame[name].nunique(dropna=False) == 1
 
 
 if __name__ == "__main__":

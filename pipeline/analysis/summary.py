@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from pipeline.analysis.columns import Flag, PassLine
 from pipeline.analysis.row_files import parse, read_at
+from pipeline.analysis.row_lines import Flag, PassLine
 from pipeline.analysis.table import Table
 from pipeline.store.run_record import read_record
 

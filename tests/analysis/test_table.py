@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis import columns, table
+from pipeline.analysis import table
 from pipeline.analysis.row_files import find
+from pipeline.analysis.row_lines import LineDecoder
 from pipeline.analysis.table import Table, load
 from pipeline.spec import SpecError
 from pipeline.store.rows import index_rows
@@ -199,7 +200,7 @@ def test_spans_and_processes_change_nothing(
 
 def test_the_lenient_way_reads_what_the_fast_way_reads() -> None:
     made = row("p", 2, one(True, 0.5, tokens_total=3, **{"soft reward": 0.1}), one(False), step=4)
-    lines = columns._Lines(("subject",))
+    lines = LineDecoder(("subject",))
     for more in ({}, {"subject": "a"}, {"metadata": {"subject": [1]}}, {"grader": {"a": 1}}):
         encoded = msgspec.json.encode(made | more)
         assert lines.lenient(made | more) == lines.decode(memoryview(encoded))
