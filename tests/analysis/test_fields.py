@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from launch.config.compose import build_backend, build_point, to_spec
+from launch import api
 from launch.export_rows import main as export
-from launch.run import run_points
 from tests.fakes.configs import ROOT, composed
 
 TEXT = (ROOT / "docs/fields.md").read_text(encoding="utf-8")
@@ -41,11 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     for task in ("crossword", "carpark", "math", "qa", "prompts"):
         line = [f"task={task}", "backend=echo", "cue=[wait,neutral]", "run.limit=2"]
-        config = composed(*line, f"run.root={root}")
-        spec = to_spec(config)
-        backend = build_backend(spec)
-        point = build_point(spec, backend, line, {})
-        assert run_points([point], backend, {point.folder: config}) == 0
+        outcome = api.run(api.setup_of(composed(*line, f"run.root={root}"), line))
+        assert outcome.status == 0
     return root
 
 
