@@ -18,6 +18,15 @@ class BackendLostError(RuntimeError):
     """A backend cannot go on (refused key, refused setting): the run ends, finished rows stay."""
 
 
+class RequestFailedError(RuntimeError):
+    """One request failed for good; others may succeed.
+
+    `cost_usd` is what its attempts cost all the same, in USD.
+    """
+
+    cost_usd: float = 0.0
+
+
 class PromptTooLongError(SpecError):
     """A prompt is longer than the model reads; requests with shorter prompts can be made."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from components.backends.openai_api.bounds import lower_bound
-from components.backends.openai_api.retries import GatewayError
+from components.backends.openai_api.failures import GatewayError
 from pipeline.protocols import BackendLostError, Group, Message, Prompt, PromptTooLongError
 from pipeline.spec import Sampling
 from tests.gateways.asking import answer, ask, backend, request

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from components.backends.openai_api.backend import OpenAiBackend
-from components.backends.openai_api.retries import GatewayError
+from components.backends.openai_api.failures import GatewayError
 from pipeline.protocols import BackendLostError, Generation, Request
 from tests.gateways.asking import ask, backend, request
 from tests.gateways.service import Body, Reply, Seen, Service, chat, refusal

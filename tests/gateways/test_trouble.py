@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from components.backends.openai_api.failures import Failure, GatewayError
 from components.backends.openai_api.pace import Limits, Meter, Pace, duration
-from components.backends.openai_api.retries import Failure, GatewayError
 from pipeline.protocols import BackendLostError
+from pipeline.spec import SpecError
 from tests.gateways.asking import answer, ask, backend, request
 from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving
 
@@ -44,7 +45,7 @@ def test_a_row_that_fails_for_good_is_asked_once_and_others_go_on(
 ) -> None:
     def script(seen: Seen) -> Reply:
         bad = seen.body["messages"][0]["content"] == "bad"
-        return Reply(refusal("not this one"), status) if bad else GOOD
+        return Reply(refusal("this input was flagged"), status) if bad else GOOD
 
     with Service(script) as service:
         found = ask(backend(service.url, tmp_path), request("bad"), request("good"))
@@ -57,7 +58,11 @@ def test_a_row_that_fails_for_good_is_asked_once_and_others_go_on(
     ("status", "code", "says"),
     [
         (401, None, "check the key"),
+        (402, None, "out of money"),
+        (403, None, "allowed to do"),
         (404, None, "deployment"),
+        (405, None, "backend.api"),
+        (307, None, "redirects"),
         (429, "insufficient_quota", "account"),
     ],
 )
@@ -70,10 +75,55 @@ def test_what_no_row_would_survive_ends_the_run_after_one_request(
     assert isinstance(found[0], BackendLostError) and says in str(found[0])
 
 
-def test_a_service_that_is_not_there_ends_the_run(tmp_path: Path) -> None:
-    made = backend("http://127.0.0.1:9/v1", tmp_path, "backend.retry.retries=1")
+def test_a_model_that_the_service_does_not_know_ends_the_run(tmp_path: Path) -> None:
+    with serving(Reply(refusal("gpt-99 is not a valid model ID"), 400)) as service:
+        (found,) = ask(backend(service.url, tmp_path), request())
+        assert len(service.seen) == 1
+    assert isinstance(found, BackendLostError) and "backend.deployment" in str(found)
+
+
+def test_an_account_that_runs_empty_later_ends_the_run_at_once(tmp_path: Path) -> None:
+    with serving(GOOD, Reply(refusal("no credits"), 402)) as service:
+        made = backend(service.url, tmp_path, "backend.pace.start=1", "backend.pace.most=1")
+        found = ask(made, *(request(f"q{i}") for i in range(20)))
+    assert all(isinstance(error, BackendLostError) for error in found[1:])
+
+
+def test_a_first_request_that_no_attempt_gets_answered_ends_the_run(tmp_path: Path) -> None:
+    with serving(Reply(text="<html>log in</html>")) as service:
+        made = backend(service.url, tmp_path, "backend.retry.retries=2")
+        found = ask(made, *(request(f"q{i}") for i in range(20)))
+        assert len(service.seen) == 3
+    assert all(isinstance(error, BackendLostError) for error in found)
+    assert "no JSON" in str(found[0]) and "check the address" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("http://127.0.0.1:9/v1", "Connect"),
+        ("http://no-such-host.invalid/v1", "no-such-host.invalid"),
+    ],
+)
+def test_a_service_that_is_not_there_ends_the_run_and_says_why(
+    tmp_path: Path, url: str, cause: str
+) -> None:
+    made = backend(url, tmp_path, "backend.retry.retries=1")
     (found,) = ask(made, request())
-    assert isinstance(found, BackendLostError) and "127.0.0.1:9" in str(found)
+    assert isinstance(found, BackendLostError) and url.split("//")[-1] in str(found)
+    assert cause in str(found)
+
+
+def test_an_address_without_its_scheme_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="http:// or https://"):
+        backend("127.0.0.1:9/v1", tmp_path)
+
+
+def test_tls_to_a_plain_port_says_so(tmp_path: Path) -> None:
+    with serving(GOOD) as service:
+        made = backend(service.url.replace("http:", "https:"), tmp_path, "backend.retry.retries=0")
+        (found,) = ask(made, request())
+    assert isinstance(found, BackendLostError) and "SSL" in str(found)
 
 
 def test_retries_end_and_the_last_error_is_told(tmp_path: Path) -> None:
@@ -102,7 +152,8 @@ def test_all_attempts_together_have_a_limit_of_their_own(tmp_path: Path) -> None
         start = time.monotonic()
         found = ask(backend(service.url, tmp_path, *settings), request("a"), request("b"))
         assert time.monotonic() - start < 5 and len(service.seen) > 3
-    assert isinstance(found[1], GatewayError)
+    assert isinstance(found[1], GatewayError) and "overall_timeout of 0.5 s" in str(found[1])
+    assert "down" in str(found[1])
 
 
 def test_retry_after_may_be_a_date() -> None:
@@ -165,7 +216,7 @@ def test_the_level_stays_where_latency_suffers() -> None:
     assert 4 <= pace.level < 100
 
 
-def test_only_a_429_shrinks_the_level_and_once_for_all_that_were_under_way(tmp_path: Path) -> None:
+def test_only_429s_shrink_the_level_and_once_for_all_that_were_under_way(tmp_path: Path) -> None:
     pace = Pace(Limits(start=100, most=100))
     for _ in range(50):
         pace.throttled(None, {})
@@ -215,5 +266,5 @@ def test_the_level_settles_near_what_the_service_bears(tmp_path: Path) -> None:
         made = backend(service.url, tmp_path, "backend.retry.retries=20", "backend.pace.start=4")
         found = ask(made, *(request(f"q{i}") for i in range(800)))
     assert not [error for error in found if isinstance(error, BaseException)]
-    assert bears / 3 < made.pace.level < 2 * bears
+    assert bears / 3 < made.pace.level < 3 * bears
     assert refused < 0.2 * 800 and made.pace.shrunk >= 1

@@ -34,13 +34,13 @@ IMPOSSIBLE = -9999.0  # what OpenAI writes
 class BadAnswerError(RuntimeError):
     """The service answered with something that holds no answer; asking again may help.
 
-    `status` is the HTTP status that it amounts to.
+    `status` is the HTTP status that it amounts to, `code` the service's own word.
     """
 
-    def __init__(self, message: str, status: int = 502) -> None:
-        """Keep both."""
+    def __init__(self, message: str, status: int = 502, code: str = "") -> None:
+        """Keep them."""
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
 
 
 @dataclass(slots=True)
@@ -102,8 +102,9 @@ def _refuse_error(error: object) -> None:
         return
     found = error if isinstance(error, Mapping) else {"message": str(error)}
     code = found.get("code")
-    status = code if isinstance(code, int) else 502
-    raise BadAnswerError(f"the service reports: {found.get('message')}", status)
+    status = code if isinstance(code, int) and 100 <= code < 600 else 502
+    word = code if isinstance(code, str) else ""
+    raise BadAnswerError(f"the service reports: {found.get('message')}", status, word)
 
 
 def _choices(value: Mapping[str, Any]) -> list[Said]:

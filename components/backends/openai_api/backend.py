@@ -12,11 +12,12 @@ from components.backends.openai_api.batch_api import BatchApi
 from components.backends.openai_api.bounds import probability_fields
 from components.backends.openai_api.dialect import APIS, EXTENSIONS, Dialect
 from components.backends.openai_api.endings import STOP_TEXTS, ending
+from components.backends.openai_api.failures import GatewayError
 from components.backends.openai_api.pace import Limits, Pace
 from components.backends.openai_api.prefill import MODES, Findings, continues, question
 from components.backends.openai_api.prices import Price, Tally, find
 from components.backends.openai_api.response_cache import KeptAnswers
-from components.backends.openai_api.retries import GatewayError, Retry
+from components.backends.openai_api.retries import Retry
 from components.backends.openai_api.samples import Samples, Share
 from components.backends.openai_api.sender import Place, Sender
 from components.backends.openai_api.service import Connection

@@ -17,7 +17,8 @@ from openai import AsyncOpenAI
 from openai.types import Batch
 
 from components.backends.openai_api.answers import BadAnswerError, decode
-from components.backends.openai_api.retries import Attempts, Failure, GatewayError
+from components.backends.openai_api.failures import Failure, GatewayError
+from components.backends.openai_api.retries import Attempts
 from pipeline.protocols import BackendLostError
 from pipeline.spec import digest, require
 

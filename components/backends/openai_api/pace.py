@@ -1,6 +1,7 @@
 """How many requests are under way: a level that finds itself, and limits that a service sets."""
 
 import asyncio
+import math
 import re
 import statistics
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pipeline.spec import require
 
 WINDOW = 64  # latencies that speak for the present
+REFUSALS = 100  # responses of which the share of 429s is looked at
+REFUSED_SHARE = 0.08  # above it the level is too high; a stray 429 is the service's own trouble
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
@@ -21,7 +24,8 @@ class Limits:
     """Bounds of the pace. Caps are per minute; null: none.
 
     The level starts at `start` requests, grows to `most` while the median latency stays below
-    `tolerance` times the best one seen, and shrinks to `shrink` times itself on a 429.
+    `tolerance` times the best one seen, and shrinks to `shrink` times itself when more than a few
+    in a hundred responses are 429.
     """
 
     start: int = 16
@@ -76,6 +80,9 @@ class Pace:
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._last_cut = 0.0
+        self._ceiling = math.inf  # the level at the last cut
+        self._rounds_above = 0.0  # rounds since the level came back to it
+        self._refused: deque[bool] = deque(maxlen=REFUSALS)
         self._requests = Meter(limits.requests_per_minute)
         self._tokens = Meter(limits.tokens_per_minute)
 
@@ -129,6 +136,7 @@ class Pace:
         `surplus` is what it took beyond the estimate, in tokens.
         """
         self._recent.append(seconds)
+        self._refused.append(False)
         self._tokens.correct(surplus)
         if len(self._recent) >= 4:
             median = statistics.median(self._recent)
@@ -142,18 +150,36 @@ class Pace:
         return bool(self._waiting) or self.active + 1 >= int(self.level)
 
     def _step(self) -> float:
-        """Doubling per round until the first 429, one more per round after it."""
-        return 1.0 if not self.shrunk else 1.0 / self.level
+        """What one answer adds to the level.
+
+        It doubles per round (as many answers as the level) until the level of the last cut. From
+        there it gains one in the first round, and twice as many a round after every four.
+        """
+        if self.level < self._ceiling:
+            return min(1.0, self._ceiling - self.level)
+        self._rounds_above += 1.0 / self.level
+        return float(min(1.0, 2.0 ** (self._rounds_above / 4) / self.level))
 
     def throttled(self, retry_after: float | None, headers: Mapping[str, str]) -> None:
-        """A 429: shrink, once for all that were sent before the last time; wait as told."""
+        """A 429: wait as told; shrink if it is one of several.
+
+        One shrinking counts for all that were under way before it.
+        """
         now = time.monotonic()
         latency = statistics.median(self._recent) if self._recent else 1.0
-        if now - self._last_cut >= min(latency, 60.0):
-            self.level = max(1.0, self.level * self.limits.shrink)
+        self._refused.append(True)
+        num_refused = sum(self._refused)
+        several = num_refused > max(1.0, REFUSED_SHARE * len(self._refused))
+        if several and now - self._last_cut >= min(latency, 60.0):
+            again = self.level < 1.2 * self._ceiling < math.inf  # the same limit, met once more
+            self._rounds_above = 0.0
+            shrunk = max(1.0, self.level * self.limits.shrink)
+            self._ceiling = shrunk if again else self.level
+            self.level = shrunk
             self._last_cut = now
             self.shrunk += 1
-        if retry_after is not None:
+            self._refused.clear()
+        if retry_after is not None and several:
             self.not_before = max(self.not_before, now + retry_after)
         self._heed(headers)
 
@@ -167,14 +193,15 @@ class Pace:
 
 
 def duration(text: str | None) -> float | None:
-    """Seconds in `1m30s`, `20ms` or a plain number; None where there is none."""
+    """Seconds in `1m30s`, `20ms` or a plain number; None where there is none, or an absurd one."""
     if not text:
         return None
     parts = DURATION.findall(text)
     if parts:
-        return sum(float(number) * UNITS[unit] for number, unit in parts)
-    try:
-        number = float(text)
-    except ValueError:
-        return None
+        number = sum(float(count) * UNITS[unit] for count, unit in parts)
+    else:
+        try:
+            number = float(text)
+        except ValueError:
+            return None
     return number if 0 <= number < 1e6 else None

@@ -1,43 +1,34 @@
 """One request, attempted until it is answered or there is no point: time-outs and retries."""
 
 import asyncio
-import email.utils
+import logging
 import random
-import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from openai import APIConnectionError, APIStatusError, OpenAIError
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception,
-    stop_after_attempt,
+from components.backends.openai_api.failures import (
+    ATTEMPTED,
+    Failure,
+    GatewayError,
+    failure_of,
+    is_worth_repeating,
 )
-
-from components.backends.openai_api.answers import BadAnswerError
-from components.backends.openai_api.pace import Pace, duration
+from components.backends.openai_api.pace import Pace
 from pipeline.spec import require
 
 T = TypeVar("T")
-TRANSIENT = (408, 409, 429)
-CONTEXT_STATUSES = (400, 413, 422)
-CONTEXT_CODES = ("context_length_exceeded", "exceed_context_size_error")
-CONTEXT_WORDS = re.compile(
-    r"maximum context length|context (?:length|size|window).{0,40}exceed"
-    r"|exceeds?.{0,40}context (?:length|size|window)|prompt is too long",
-    re.IGNORECASE,
-)
-NO_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
+NOTICE_SECONDS = 10.0  # between two lines about waiting
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Time-outs and retries, in seconds. The n-th wait doubles from `backoff` to `longest_backoff`.
 
-    `timeout` is for one attempt, `overall_timeout` for all of a request's attempts and waits.
+    `timeout` is for one attempt, `overall_timeout` for all of a request's attempts and waits. A
+    rate limit (429) is waited for and is none of the `retries`.
     """
 
     retries: int = 5
@@ -54,92 +45,40 @@ class Retry:
             require(value > 0, f"backend.retry.{name}", "be above 0", value)
 
 
-class GatewayError(RuntimeError):
-    """A request failed for good. The message holds no key.
+class Notices:
+    """Says what requests wait for, at most once in `NOTICE_SECONDS`."""
 
-    `status` is the HTTP status, None where none came; `parameter` and `code` are the service's.
-    """
+    def __init__(self, service: str, pace: Pace) -> None:
+        """Nothing was said yet."""
+        self._service, self._pace = service, pace
+        self._last: float | None = None
 
-    def __init__(
-        self, message: str, status: int | None, parameter: str | None = None, code: str = ""
-    ) -> None:
-        """Keep all four."""
-        super().__init__(message)
-        self.status, self.parameter, self.code = status, parameter, code
-
-    @property
-    def is_context_exceeded(self) -> bool:
-        """Whether the service says that the prompt does not fit into the model's context."""
-        about_the_cap = self.parameter not in (None, "messages", "prompt", "input")
-        if self.status not in CONTEXT_STATUSES or about_the_cap:
-            return False
-        return self.code in CONTEXT_CODES or bool(CONTEXT_WORDS.search(str(self)))
-
-
-@dataclass(slots=True)
-class Failure:
-    """What an attempt's exception amounts to."""
-
-    status: int | None
-    text: str
-    headers: Mapping[str, str]
-    parameter: str | None = None
-    code: str = ""
-
-    @property
-    def transient(self) -> bool:
-        """Whether another attempt may succeed."""
-        if self.code in NO_MONEY:
-            return False
-        return self.status is None or self.status in TRANSIENT or self.status >= 500
-
-    @property
-    def retry_after(self) -> float | None:
-        """Seconds that the service asks to wait."""
-        milliseconds = duration(self.headers.get("retry-after-ms"))
-        if milliseconds is not None:
-            return milliseconds / 1000
-        told = self.headers.get("retry-after")
-        seconds = duration(told)
-        if seconds is not None or not told:
-            return seconds
-        date = email.utils.parsedate_tz(told)
-        return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else None
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Classify what the client raised."""
-    if isinstance(error, APIStatusError):
-        text = _message(error)
-        headers = error.response.headers
-        return Failure(error.status_code, text, headers, error.param, error.code or "")
-    if isinstance(error, BadAnswerError):
-        return Failure(error.status, str(error), {})
-    if isinstance(error, TimeoutError):
-        return Failure(None, "no answer within backend.retry.timeout", {})
-    return Failure(None, f"{type(error).__name__}: {error}", {})
-
-
-def _message(error: APIStatusError) -> str:
-    """The service's words, whatever JSON they came in."""
-    body = error.body
-    if isinstance(body, Mapping):
-        for name in ("message", "detail", "error"):
-            if body.get(name):
-                return f"HTTP {error.status_code}: {body[name]}"
-    return f"HTTP {error.status_code}: {str(body or error.message)[:500]}"
-
-
-ATTEMPTED = (OpenAIError, BadAnswerError, TimeoutError, OSError)
+    def waiting(self, reason: str, seconds: float) -> None:
+        """A request waits `seconds` before it is sent again, because of `reason`."""
+        now = time.monotonic()
+        if self._last is not None and now - self._last < NOTICE_SECONDS:
+            return
+        self._last = now
+        _LOG.warning(
+            "%s: %s; asked again in %.1f s (%d waiting, %d under way at most)",
+            self._service,
+            " ".join(reason.split())[:300],
+            seconds,
+            self._pace.asleep,
+            int(self._pace.level),
+        )
 
 
 class Attempts:
     """Sends requests under a pace, again where that may help."""
 
-    def __init__(self, retry: Retry, pace: Pace, hide: Callable[[str], str]) -> None:
-        """`hide` takes keys out of a text."""
+    def __init__(
+        self, retry: Retry, pace: Pace, hide: Callable[[str], str], service: str = "service"
+    ) -> None:
+        """`hide` takes keys out of a text; `service` is named in log lines."""
         self.retry, self.pace, self._hide = retry, pace, hide
         self.repeated = 0
+        self._notices = Notices(service, pace)
 
     async def run(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
         """The result of `send`, attempted as often as the settings allow.
@@ -149,63 +88,69 @@ class Attempts:
         Raises:
             GatewayError: it failed for good.
         """
+        failures: list[Failure] = []
         try:
             async with asyncio.timeout(self.retry.overall_timeout):
-                return await self._until_answered(tokens, send)
+                return await self._until_answered(tokens, send, failures)
         except ATTEMPTED as error:
-            failure = failure_of(error)
-            text = self._hide(failure.text)
-            raise GatewayError(text, failure.status, failure.parameter, failure.code) from None
+            raise self._final(error, failures) from None
 
-    async def _until_answered(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
-        """The first attempt is made plainly: most need no other, and tenacity takes its time."""
-        try:
-            return await self._attempt(tokens, send)
-        except ATTEMPTED as error:
-            if not self.retry.retries or not _worth_repeating(error):
-                raise
-            await self._sleep(self._pause(error, 1))
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self.retry.retries),
-            wait=lambda state: self._pause(_error_of(state), state.attempt_number + 1),
-            retry=retry_if_exception(_worth_repeating),
-            sleep=self._sleep,
-            reraise=True,
+    def _final(self, error: BaseException, failures: list[Failure]) -> GatewayError:
+        failure = failure_of(error, self.retry.timeout)
+        text, again = failure.text, is_worth_repeating(error)
+        if not failures or failures[-1].text != text:  # the outer time-out, not an attempt's
+            limit = f"backend.retry.overall_timeout of {self.retry.overall_timeout:g} s is over"
+            last = f"; the last attempt: {failures[-1].text}" if failures else ""
+            failure, text = (failures or [failure])[-1], f"{limit}{last}"
+        return GatewayError(
+            self._hide(text), failure.status, failure.parameter, failure.code, transient=again
         )
-        return await retrying(self._attempt, tokens, send)
+
+    async def _until_answered(
+        self, tokens: float, send: Callable[[], Awaitable[T]], failures: list[Failure]
+    ) -> T:
+        num_limited = num_failed = 0
+        while True:
+            try:
+                return await self._attempt(tokens, send)
+            except ATTEMPTED as error:
+                failure = failure_of(error, self.retry.timeout)
+                failures.append(failure)
+                num_limited += failure.is_rate_limit
+                num_failed += not failure.is_rate_limit
+                if not is_worth_repeating(error) or num_failed > self.retry.retries:
+                    raise
+                pause = self._pause(failure, num_limited if failure.is_rate_limit else num_failed)
+                if pause > self.retry.overall_timeout:
+                    raise
+            await self._sleep(failure, pause)
 
     async def _attempt(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
         async with self.pace.admitted(tokens):
             try:
                 async with asyncio.timeout(self.retry.timeout):
                     return await send()
-            except APIStatusError as error:
+            except ATTEMPTED as error:
                 failure = failure_of(error)
-                if failure.status == 429:
+                if failure.is_rate_limit:
                     self.pace.throttled(failure.retry_after, failure.headers)
                 raise
 
-    def _pause(self, error: BaseException | None, number: int) -> float:
-        """Seconds after attempt `number`: what the service asks, else longer every time."""
-        told = failure_of(error).retry_after if error else None
-        if told is not None:
-            return told
-        longer = self.retry.backoff * 2.0 ** min(number - 1, 30)
-        return min(self.retry.longest_backoff, longer) * random.uniform(1.0, 1.5)
+    def _pause(self, failure: Failure, number: int) -> float:
+        """Seconds after the `number`-th failure of a kind.
 
-    async def _sleep(self, seconds: float) -> None:
+        It doubles every time, is never below what the service asks, and is spread at random, so
+        that those who wait do not all come back at once.
+        """
+        longer = self.retry.backoff * 2.0 ** min(number - 1, 30)
+        least = max(failure.retry_after or 0.0, min(self.retry.longest_backoff, longer))
+        return least * random.uniform(1.0, 1.5)
+
+    async def _sleep(self, failure: Failure, seconds: float) -> None:
         self.repeated += 1
         self.pace.asleep += 1
+        self._notices.waiting(self._hide(failure.text), seconds)
         try:
             await asyncio.sleep(seconds)
         finally:
             self.pace.asleep -= 1
-
-
-def _worth_repeating(error: BaseException) -> bool:
-    known = isinstance(error, ATTEMPTED)
-    return known and (isinstance(error, APIConnectionError) or failure_of(error).transient)
-
-
-def _error_of(state: RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome else None

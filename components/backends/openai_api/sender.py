@@ -14,14 +14,14 @@ from openai import AsyncOpenAI
 from components.backends.openai_api.answers import Answered, decode, read
 from components.backends.openai_api.batch_api import BatchApi, BatchJobs
 from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError
+from components.backends.openai_api.failures import GatewayError
 from components.backends.openai_api.pace import Pace
-from components.backends.openai_api.retries import NO_MONEY, Attempts, GatewayError, Retry
+from components.backends.openai_api.retries import Attempts, Retry
 from components.backends.openai_api.service import Connection, Keys, client
 from pipeline.protocols import BackendLostError, Request, spelled
 
 _LOG = logging.getLogger(__name__)
 REFUSALS = (400, 422)
-LOST = (401, 404, None)  # of the first request: no later one would fare better
 CHARACTERS_PER_TOKEN = 3  # a little below what texts of this kind have
 QUIET = ("httpx2", "openai")  # they log every request
 
@@ -64,7 +64,7 @@ class Sender:
         query = {"api-version": self._place.api_version}
         limits = (self.pace.limits.most, self._retry.timeout)
         self._client = client(self._connection, keys, self._place.url, query, limits)
-        self.attempts = Attempts(self._retry, self.pace, keys.hide)
+        self.attempts = Attempts(self._retry, self.pace, keys.hide, self._place.service)
         if batch is not None and batch.enabled:
             folder = self._place.cache / "gateways" / "batches"
             path = batch.path or f"/v1{PATHS[self.dialect.api]}"
@@ -86,30 +86,32 @@ class Sender:
             GatewayError: it failed for good.
             BackendLostError: so would every other.
         """
+        if self._lost is not None:
+            raise self._lost
         if not self._met:
             async with self._first:
                 if self._lost is not None:
                     raise self._lost
                 if not self._met:
-                    return await self._ask_first(request, count, text)
-        return await self._ask(request, count, text)
+                    answered = await self._heard(request, count, text, first=True)
+                    self._met = True
+                    return answered
+        return await self._heard(request, count, text, first=False)
 
-    async def _ask_first(
-        self, request: Request, count: Callable[[], int], text: str | None
+    async def _heard(
+        self, request: Request, count: Callable[[], int], text: str | None, first: bool
     ) -> Answered:
+        """The response; an error that every other request would meet ends the run."""
         try:
-            answered = await self._ask(request, count, text, directly=True)
+            return await self._ask(request, count, text, directly=first)
         except GatewayError as error:
-            if error.status in LOST or error.code in NO_MONEY:
-                place = f"{self._place.service} at {self._place.url}"
-                hint = {401: "check the key", 404: "check backend.deployment and the address"}
-                advice = hint.get(error.status or 0, "check the address and the account")
-                self._lost = BackendLostError(f"{place}: {error}; {advice}")
-                raise self._lost from None
-            self._met = True
-            raise
-        self._met = True
-        return answered
+            advice = error.advice(first)
+            if advice is None:
+                self._met = True
+                raise
+            place = f"{self._place.service} at {self._place.url}"
+            self._lost = BackendLostError(f"{place}: {error}; {advice}")
+            raise self._lost from None
 
     async def _ask(
         self, request: Request, count: Callable[[], int], text: str | None, directly: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from httpx2 import Limits, Request, Timeout
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
-from pipeline.spec import SpecError
+from pipeline.spec import SpecError, require
 
 HIDDEN = "<key>"
 KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-portkey-api-key")
@@ -48,7 +48,10 @@ class Connection:
                 "backend.endpoint must be the address of the service; set it, or the environment "
                 "variable that conf/backend reads it from"
             )
-        return self.url.format(endpoint=(endpoint or "").rstrip("/"), deployment=deployment)
+        address = self.url.format(endpoint=(endpoint or "").rstrip("/"), deployment=deployment)
+        begins = address.startswith(("http://", "https://"))
+        require(begins, "backend.endpoint", "begin with http:// or https://", address)
+        return address
 
 
 class Keys:
