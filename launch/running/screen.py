@@ -31,7 +31,7 @@ def print_summary(sessions: Sequence[Session]) -> None:
         console.print(state, markup=False)
         cost = (session.folder.record.attempt.get("backend") or {}).get("cost_usd")
         if cost is not None:
-            console.print(f"cost of this attempt: {cost:.4f} USD")
+            console.print(f"cost of this attempt: {cost:.4g} USD")
         if session.budget.exhausted:
             console.print(session.budget.sentence(), style="red", markup=False)
         console.print(str(session.point.rows_path), markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from pipeline.protocols import Generation, Phase
 from pipeline.store.pass_names import repeats
 
 ROW_COLUMNS = ("endpoint", "deployment", "api_version")  # facts about the whole row
-SUMS = ("usage", "cost_usd")  # numbers, or dicts of them: what was paid
+SUMS = ("usage", "cost_usd", "discarded_usd")  # numbers, or dicts of them: what was paid
 BOUNDS = "entropy_lower_bounds"  # nats, one per token, from the k likeliest tokens alone
 
 

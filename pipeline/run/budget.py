@@ -1,11 +1,17 @@
 """`run.budget`: money is set aside before a request is sent, so that the limit is never passed."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, runtime_checkable
+from io import FileIO
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
 
-from pipeline.protocols import Generation, Request
+from pipeline.protocols import Generation, Request, RequestFailedError
+from pipeline.store.files import append, encode, write_atomically
+
+RESERVED = "reserved.jsonl"
 
 
 class BudgetSpentError(RuntimeError):
@@ -22,23 +28,89 @@ class Priced(Protocol):
     def worst_cost(self, request: Request) -> float:
         """The most that `request` can cost, in USD: its prompt and every token of its cap."""
 
+    def may_have_paid(self, request: Request) -> bool:
+        """Whether a request whose call was cancelled had been sent, and may be charged."""
+
+
+class Reserved:
+    """What may have been paid although no row and no journal says so, kept in the run folder.
+
+    A line is written before a request is sent, with the most that it can cost in USD, and another
+    one when it is known what it cost beyond what its generation says. After a kill the first line
+    stands alone, and counts.
+    """
+
+    def __init__(self, path: Path, usd: float) -> None:
+        """`usd` is what earlier attempts left in the file at `path`."""
+        self._path, self.usd = path, usd
+        self._file: FileIO | None = None
+        self._num_asked = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What earlier attempts left; the file is shortened to one line that says it."""
+        open_usd: dict[int, float] = {}
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            try:
+                record = json.loads(line)
+                open_usd[record["request"]] = float(record["usd"])
+            except (ValueError, TypeError, KeyError):
+                continue  # the torn last line of a killed process: its request was not sent yet
+        usd = sum(open_usd.values())
+        if open_usd:
+            write_atomically(path, [encode({"request": 0, "usd": usd})])
+        return cls(path, usd)
+
+    def ask(self, usd: float) -> int:
+        """Note that a request of at most `usd` is about to be sent; its number."""
+        self._num_asked += 1
+        self._write(self._num_asked, usd)
+        return self._num_asked
+
+    def settle(self, number: int, usd: float) -> None:
+        """Note what a request cost, or may have, beyond what its generation says."""
+        self._write(number, usd)
+
+    def _write(self, number: int, usd: float) -> None:
+        if self._file is None:
+            self._file = FileIO(self._path, "ab")
+        append(self._file, encode({"request": number, "usd": usd}))
+
+    def close(self) -> None:
+        """Shorten the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            if Reserved.read(self._path).usd == 0:
+                self._path.unlink(missing_ok=True)
+
 
 class Budget:
     """What may still be spent, in USD. `limit` None: anything."""
 
-    def __init__(self, limit: float | None, spent: float = 0.0) -> None:
-        """`spent` is what earlier attempts paid."""
-        self.limit, self.spent = limit, spent
+    def __init__(
+        self, limit: float | None, spent: float = 0.0, reserved: Reserved | None = None
+    ) -> None:
+        """`spent` is what rows and journal of earlier attempts say, `reserved` what they do not."""
+        self.limit = limit
+        self.spent = spent + (reserved.usd if reserved else 0.0)
         self.exhausted = False
+        self._reserved = reserved
         self._aside = 0.0
         self._changed = asyncio.Condition()
+
+    def close(self) -> None:
+        """Close the file in the run folder."""
+        if self._reserved is not None:
+            self._reserved.close()
 
     @asynccontextmanager
     async def aside(self, backend: Any, request: Request) -> AsyncIterator[list[Generation]]:
         """Set the request's worst cost aside while it is under way.
 
-        What it really cost is read from the generation put into the list that is handed out. Waits
-        where others under way may leave enough.
+        What it really cost is read from the generation put into the list that is handed out; the
+        worst counts where that does not say, and where a request was given up that may be charged
+        all the same. Waits where others under way may leave enough.
 
         Raises:
             BudgetSpentError: not even all that is left covers the request.
@@ -49,11 +121,23 @@ class Budget:
             return
         worst = backend.worst_cost(request)
         await self._take(worst)
+        number = self._reserved.ask(worst) if self._reserved else 0
+        beyond = 0.0
         try:
             yield made
+            columns = [generation.backend_columns for generation in made]
+            beyond = worst * sum(one.get("cost_usd") is None for one in columns)
+        except asyncio.CancelledError:
+            beyond = worst if backend.may_have_paid(request) else 0.0
+            raise
+        except RequestFailedError as error:
+            beyond = error.cost_usd
+            raise
         finally:
             self._aside -= worst
-            self.spent += sum(cost_of([generation.backend_columns]) for generation in made)
+            self.spent += beyond + cost_of(generation.backend_columns for generation in made)
+            if self._reserved is not None:
+                self._reserved.settle(number, beyond)
             async with self._changed:
                 self._changed.notify_all()
 
@@ -76,5 +160,6 @@ class Budget:
 
 
 def cost_of(records: Iterable[dict[str, Any]]) -> float:
-    """Sum of the `cost_usd` of backend columns, passes or rows."""
-    return sum(record.get("cost_usd") or 0.0 for record in records)
+    """Sum of what backend columns, passes or rows say was paid, discarded answers included."""
+    names = ("cost_usd", "discarded_usd")
+    return sum(record.get(name) or 0.0 for record in records for name in names)

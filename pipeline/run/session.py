@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipeline.protocols import Backend, Example
-from pipeline.run.budget import Budget, BudgetSpentError, cost_of
+from pipeline.run.budget import RESERVED, Budget, BudgetSpentError, Reserved, cost_of
 from pipeline.run.point import Point, record_of
 from pipeline.run.row_fields import row_of
 from pipeline.run.shared_pass1 import SharedPass1
@@ -135,6 +135,7 @@ class Session:
 
         Reads and writes files: off the event loop, please.
         """
+        self.budget.close()
         about = {"stopped_by": self.budget.sentence()} if self.budget.exhausted else {}
         self.folder.close(bool(self.failures), about, backend)
 
@@ -169,7 +170,8 @@ def _budget(point: Point, folder: RunFolder) -> Budget:
         return Budget(None)
     rows = (folder.rows.read(key) for key in folder.rows.lines)
     journalled = (generation.backend_columns for generation in folder.journal.earlier())
-    return Budget(limit, cost_of(rows) + cost_of(journalled))
+    reserved = Reserved.read(point.folder / RESERVED)
+    return Budget(limit, cost_of(rows) + cost_of(journalled), reserved)
 
 
 async def open_session(point: Point, stop: asyncio.Event) -> Session | None:

@@ -9,6 +9,7 @@ import pytest
 
 from components.backends.openai_api.bounds import lower_bound
 from components.backends.openai_api.failures import GatewayError
+from components.backends.openai_api.prices import Price
 from pipeline.protocols import BackendLostError, Group, Message, Prompt, PromptTooLongError
 from pipeline.spec import Sampling
 from tests.gateways.asking import answer, ask, backend, request
@@ -308,9 +309,158 @@ def test_an_error_is_final_and_its_text_holds_no_key(
 ) -> None:
     monkeypatch.setenv("LOCAL_SERVER_API_KEY", "sk-very-secret")
     body = refusal("no such thing with key sk-very-secret")
-    with serving(Reply(body, 403)) as service:
+    with serving(Reply(body, 422)) as service:
         (found,) = ask(backend(service.url, tmp_path), request())
         assert service.seen[0].headers["Authorization"] == "Bearer sk-very-secret"
-    assert isinstance(found, GatewayError) and found.status == 403
+    assert isinstance(found, GatewayError) and found.status == 422
     assert "sk-very-secret" not in str(found) and "no such thing" in str(found)
     assert len(service.seen) == 1
+
+
+def refusing(message: str, status: int, *fields: str) -> Service:
+    """Refuses requests that hold all of `fields`, with this message."""
+
+    def script(seen: Seen) -> Reply:
+        refused = set(fields) <= set(seen.body)
+        return Reply(refusal(message), status) if refused else Reply(chat("4"))
+
+    return Service(script)
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "fields"),
+    [
+        ("You are not allowed to request logprobs from this model", 403, ("logprobs",)),
+        ("Logprobs is not enabled for models/gemini-2.5-flash", 400, ("logprobs",)),
+        ("This model does not support logprobs", 400, ("logprobs",)),
+        ("`temperature` and `top_p` cannot both be specified", 400, ("temperature", "top_p")),
+    ],
+)
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 1.0), (1.0, 0.95), (1.0, 1.0)])
+def test_reasoning_models_and_claude_are_asked_as_they_want_it(
+    tmp_path: Path,
+    message: str,
+    status: int,
+    fields: tuple[str, ...],
+    temperature: float,
+    top_p: float,
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p)
+    with refusing(message, status, *fields) as service:
+        found = ask(
+            backend(service.url, tmp_path),
+            *(request(f"q{i}", sampling=sampling) for i in range(5)),
+        )
+        assert len(service.seen) == 6
+    assert not [error for error in found if isinstance(error, BaseException)]
+    if "top_p" in fields:
+        kept = "top_p" if top_p != 1 else "temperature"
+        assert kept in service.seen[-1].body
+
+
+def test_temperature_and_top_p_that_both_say_something_end_the_run_with_the_key(
+    tmp_path: Path,
+) -> None:
+    text = "`temperature` and `top_p` cannot both be specified"
+    with refusing(text, 400, "temperature", "top_p") as service:
+        (found,) = ask(backend(service.url, tmp_path), request())
+    assert isinstance(found, BackendLostError)
+    assert "sampling.top_p must be 1" in str(found) and "either" in str(found)
+
+
+def test_a_refusal_that_repeats_the_prompt_teaches_nothing(tmp_path: Path) -> None:
+    def script(seen: Seen) -> Reply:
+        text = seen.body["messages"][-1]["content"]
+        refused = "'seed'" in text
+        return Reply(refusal(f"bad input: {text}"), 400) if refused else Reply(chat("4"))
+
+    with Service(script) as service:
+        made = backend(service.url, tmp_path)
+        found = ask(made, request("what is a 'seed' or 'stop'?"), request("b"))
+    assert isinstance(found[0], GatewayError) and not isinstance(found[1], BaseException)
+    assert "seed" in service.seen[-1].body and not made.describe()["left_out"]
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [{"token": "a", "logprob": -1, "top_logprobs": [{"token": "a"}]}]},
+        {"content": [None]},
+        {"content": "text"},
+        {"tokens": ["a", "b"], "token_logprobs": [-1.0]},
+    ],
+)
+def test_probabilities_of_an_unknown_shape_cost_no_answer(tmp_path: Path, logprobs: Any) -> None:
+    with serving(with_logprobs(logprobs)) as service:
+        made = answer(backend(service.url, tmp_path))
+        assert len(service.seen) == 1
+    assert made.text == "a" and made.logprobs is None
+    assert "unknown shape" in made.backend_columns["entropy_missing"]
+
+
+@pytest.mark.parametrize(
+    ("usage", "left"),
+    [
+        ({"prompt_tokens": 3, "prompt_tokens_details": [1]}, {"prompt_tokens": 3}),
+        ({"prompt_tokens": -3, "completion_tokens": 1e400, "cost": -300}, {}),
+        ("nonsense", {}),
+        ([1], {}),
+    ],
+)
+def test_usage_that_is_nonsense_is_not_believed(
+    tmp_path: Path, usage: Any, left: dict[str, Any]
+) -> None:
+    with serving(chat("a") | {"usage": usage}) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert made.text == "a" and made.backend_columns["usage"] == left
+    assert made.backend_columns["cost_usd"] is None
+
+
+def test_reasoning_outside_of_the_completion_is_paid_like_output() -> None:
+    price = Price(input=0.15, output=0.6)
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 1110}
+    assert price.of(usage, False) == pytest.approx((100 * 0.15 + 1010 * 0.6) / 1e6)
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+def test_a_generation_that_the_service_broke_off_is_asked_again(
+    tmp_path: Path, reason: str
+) -> None:
+    with serving(chat("half an ans", finish=reason), chat("whole")) as service:
+        assert answer(backend(service.url, tmp_path)).text == "whole"
+        assert len(service.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "reasoning"),
+    [
+        (
+            [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                {"type": "text", "text": "4"},
+            ],
+            "4",
+            "hm",
+        ),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>4",
+            "4",
+            "hm",
+        ),
+        ("half \ud83d pair", "half \ufffd pair", None),
+    ],
+)
+def test_thinking_parts_channels_and_half_characters(
+    tmp_path: Path, content: Any, text: str, reasoning: str | None
+) -> None:
+    with serving(chat(content)) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert made.text == text and made.backend_columns.get("reasoning") == reasoning
+
+
+@pytest.mark.parametrize("around", ["{}\ndata: [DONE]\n", ": PROCESSING\n\n{}", "\ufeff{}"])
+def test_json_between_marks_of_a_stream_is_read(tmp_path: Path, around: str) -> None:
+    text = around.replace("{}", json.dumps(chat("4")))
+    with serving(Reply(text=text)) as service:
+        assert answer(backend(service.url, tmp_path)).text == "4"
+        assert len(service.seen) == 1

@@ -14,12 +14,13 @@ import pytest
 
 from launch import api
 from pipeline.protocols import BackendLostError
+from pipeline.run.budget import Reserved
 from pipeline.spec import SpecError
 from pipeline.store.files import StoreError
 from tests.fakes.configs import ROOT
 from tests.gateways.asking import configured
 from tests.gateways.faulty import Faulty, write_clues
-from tests.gateways.service import Reply, Seen, Service, refusal
+from tests.gateways.service import Reply, Seen, Service, chat, refusal
 
 KEY = "sk-proj-Zq81xVbN0aLmKw73-never-written"
 SERIAL = re.compile(r"serial (\d+) end")
@@ -208,7 +209,7 @@ def test_a_cue_added_later_asks_for_the_second_pass_alone(
     line = (f"task.data.path={data}", f"run.root={tmp_path}")
     with Service(Faulty(share=0.0)) as service:
         shown = here(service.url, *line)
-        assert "cost of this attempt: 0.0000 USD" in shown
+        assert f"cost of this attempt: {6 * (11 * 0.15 + 7 * 0.6) / 1e6:.4g} USD" in shown
         before = {row["example_id"]: row["pass1"] for row in rows_in(tmp_path)}
         here(service.url, *line, "cue=wait")
         assert len(service.seen) == 6 + 6
@@ -315,3 +316,79 @@ def test_the_response_cache_is_off_and_free_when_on(
         r["pass1"]["output"] for r in rows_in(tmp_path / "c")
     ]
     assert all(r["pass1"]["from_cache"] and r["cost_usd"] == 0 for r in again)
+
+
+def without_usage(seen: Seen) -> Reply:
+    body = Faulty(share=0.0).answer(seen.body, 4)
+    del body["usage"]
+    return Reply(body)
+
+
+def test_an_answer_without_usage_has_no_cost_and_counts_at_its_worst(
+    tmp_path: Path, here: Callable[..., str]
+) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 40)
+    line = (f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7")
+    with Service(without_usage) as service:
+        here(service.url, *line, "run.budget=0.0003", status=130)
+        asked = len(service.seen)
+        rows = rows_in(tmp_path)
+        assert 0 < len(rows) == asked < 40 and all(row["cost_usd"] is None for row in rows)
+        here(service.url, *line, "run.budget=0.0003", status=130)
+        assert len(service.seen) == asked, "what was set aside is remembered"
+
+
+def test_requests_that_a_kill_cut_off_count_at_their_worst(tmp_path: Path) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 60)
+    good = Faulty(share=0.0)
+
+    def script(seen: Seen) -> Reply:
+        return good(seen) if len(service.seen) < 10 else Reply(good(seen).body, hang=60)
+
+    line = [f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7"]
+    line += ["run.budget=0.001", "backend.retry.timeout=100"]
+    with Service(script) as service:
+        process = start(service.url, *line)
+        wait_for_rows(tmp_path, 5, process)
+        while service.active < 5:
+            time.sleep(0.05)
+        process.kill()
+        process.communicate()
+    (reserved,) = tmp_path.rglob("reserved.jsonl")
+    left = Reserved.read(reserved).usd
+    assert left >= 5 * (11 * 0.15 + 7 * 0.6) / 1e6
+    assert reserved.read_bytes().count(b"\n") == 1 and Reserved.read(reserved).usd == left
+
+
+def test_a_price_above_the_table_ends_new_requests_under_a_budget(
+    tmp_path: Path, here: Callable[..., str]
+) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 40)
+    good = Faulty(share=0.0)
+
+    def script(seen: Seen) -> Reply:
+        body = good.answer(seen.body, 4)
+        body["usage"]["cost"] = 0.25
+        return Reply(body)
+
+    with Service(script) as service:
+        line = (f"task.data.path={data}", f"run.root={tmp_path}", "run.budget=0.01")
+        shown = here(service.url, *line, status=2)
+        assert len(service.seen) == 1
+    assert "reports 0.25 USD" in shown and "backend.prices" in shown
+
+
+def test_answers_that_cannot_be_used_are_counted(tmp_path: Path, here: Callable[..., str]) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 1)
+    good = Faulty(share=0.0)
+
+    def script(seen: Seen) -> Reply:
+        bad = chat(None) if len(service.seen) < 3 else good.answer(seen.body, 4)
+        return Reply(bad)
+
+    with Service(script) as service:
+        here(service.url, f"task.data.path={data}", f"run.root={tmp_path}")
+    (row,) = rows_in(tmp_path)
+    one = (11 * 0.15 + 7 * 0.6) / 1e6
+    assert row["cost_usd"] == pytest.approx(one)
+    assert row["discarded_usd"] == pytest.approx(2 * one)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.backends.openai_api.contents import clean, message_reasoning, text_and_reasoning
+from components.backends.openai_api.usage import normal_usage
 from pipeline.protocols import FinishReason
 
 # A service's own word for a limit on length, such as `model_length` or `context_window_exceeded`.
@@ -28,19 +30,24 @@ def finish_reason(reason: str | None) -> FinishReason:
     return ENDINGS.get(reason, "other")
 
 
+NOT_PAID = "error"  # an error in place of an answer, under status 200
+# A service's words for a generation that it gave up, whose text is no answer of the model's.
+BROKEN_OFF = ("error", "abort", "aborted", "insufficient_system_resource")
 IMPOSSIBLE = -9999.0  # what OpenAI writes
 
 
 class BadAnswerError(RuntimeError):
     """The service answered with something that holds no answer; asking again may help.
 
-    `status` is the HTTP status that it amounts to, `code` the service's own word.
+    `status` is the HTTP status that it amounts to, `code` the service's own word. `usage` is what
+    it says that it used: it may have to be paid all the same.
     """
 
     def __init__(self, message: str, status: int = 502, code: str = "") -> None:
         """Keep them."""
         super().__init__(message)
         self.status, self.code = status, code
+        self.usage: dict[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -57,24 +64,42 @@ class Said:
 
 @dataclass(slots=True)
 class Answered:
-    """A whole response: its choices, the usage under one set of names, the model's exact name."""
+    """A whole response: its choices, the usage under one set of names, the model's exact name.
+
+    `discarded` is the usage of earlier answers to the same request that could not be used, None
+    where it is unknown; `batched` says that the Batch API's price holds.
+    """
 
     choices: list[Said]
     usage: dict[str, Any]
     model: str | None
+    discarded: list[dict[str, Any] | None] = field(default_factory=list)
+    batched: bool = False
 
 
 def decode(body: bytes) -> dict[str, Any]:
     """The JSON object of a response's body."""
     try:
-        value = json.loads(body, parse_constant=_constant)
-    except ValueError:
+        value = _parsed(body)
+    except (ValueError, RecursionError):
         shown = body[:80].decode(errors="replace")
         raise BadAnswerError(f"the response is no JSON: {shown!r}") from None
     if not isinstance(value, dict):
         raise BadAnswerError(f"the response is no JSON object but {type(value).__name__}")
     _refuse_error(value.get("error"))
     return value
+
+
+def _parsed(body: bytes) -> Any:
+    """JSON, also between the comments and the end mark that some gateways put around it."""
+    try:
+        return json.loads(body, parse_constant=_constant)
+    except ValueError:
+        lines = body.decode().splitlines()
+        told = [line for line in lines if not line.startswith((":", "data: [DONE]"))]
+        if len(told) == len(lines):
+            raise
+        return json.loads("\n".join(told).removeprefix("data:"), parse_constant=_constant)
 
 
 def _constant(name: str) -> float | None:
@@ -84,16 +109,21 @@ def _constant(name: str) -> float | None:
 
 def read(value: Mapping[str, Any]) -> Answered:
     """The choices of a decoded chat, completion or Responses answer."""
+    usage = normal_usage(value.get("usage"))
     try:
         choices = [_response(value)] if "output" in value else _choices(value)
-        usage = normal_usage(value.get("usage") or {})
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise BadAnswerError(
-            f"the response has an unknown shape ({type(error).__name__}: {error})"
-        ) from None
-    if not choices:
-        raise BadAnswerError("the response holds no choice")
-    return Answered(choices, usage, value.get("model"))
+        if not choices:
+            raise BadAnswerError("the response holds no choice")
+    except BadAnswerError as error:
+        error.usage = usage
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"
+        bad = BadAnswerError(f"the response has an unknown shape ({what[:200]})")
+        bad.usage = usage
+        raise bad from None
+    model = value.get("model")
+    return Answered(choices, usage, model if isinstance(model, str) else None)
 
 
 def _refuse_error(error: object) -> None:
@@ -103,7 +133,7 @@ def _refuse_error(error: object) -> None:
     found = error if isinstance(error, Mapping) else {"message": str(error)}
     code = found.get("code")
     status = code if isinstance(code, int) and 100 <= code < 600 else 502
-    word = code if isinstance(code, str) else ""
+    word = code if isinstance(code, str) else NOT_PAID
     raise BadAnswerError(f"the service reports: {found.get('message')}", status, word)
 
 
@@ -116,19 +146,23 @@ def _choice(choice: Mapping[str, Any]) -> Said:
     _refuse_error(choice.get("error"))
     message = choice.get("message")
     content = choice["text"] if message is None else message.get("content")
-    extra = {} if message is None else _aside(message)
+    text, reasoning = text_and_reasoning(content)
+    extra = {} if message is None else _aside(message, reasoning)
     reason = choice.get("finish_reason")
+    reason = reason if reason is None or isinstance(reason, str) else str(reason)
+    if reason in BROKEN_OFF:
+        raise BadAnswerError(f"the service broke the generation off (finish_reason {reason})")
     if reason not in ENDINGS and reason is not None:
         extra["ended_by"] = reason
     if content is None:
         _explain_null(extra, reason)
     matched = choice.get("stop_reason")
     return Said(
-        text=_flat(content),
+        text=text,
         ending=finish_reason(reason),
         matched=matched if isinstance(matched, str) else None,
         tells_stop="stop_reason" in choice,
-        tokens=_tokens(choice.get("logprobs")),
+        tokens=_tokens_or_reason(choice.get("logprobs"), extra),
         extra=extra,
     )
 
@@ -141,37 +175,32 @@ def _explain_null(extra: dict[str, Any], reason: str | None) -> None:
     extra["content_null"] = why[0] if why else reason
 
 
-def _flat(content: object) -> str:
-    """Content as text; some services send a list of parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        return "".join(part.get("text") or "" for part in content)
-    raise TypeError(f"content is {type(content).__name__}")
-
-
-def _aside(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message holds beside its content: reasoning under any of its names, a refusal."""
+def _aside(message: Mapping[str, Any], inside: str) -> dict[str, Any]:
+    """What a message holds beside its text: reasoning (`inside` its content or not), a refusal."""
     extra: dict[str, Any] = {}
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    details = message.get("reasoning_details") or ()
-    parts = [part.get("text") or part.get("summary") or "" for part in details]
-    reasoning = reasoning or "".join(parts)
+    reasoning = message_reasoning(message) or inside
     if reasoning:
-        extra["reasoning"] = str(reasoning)
+        extra["reasoning"] = reasoning
     for name in ("refusal", "tool_calls"):
         if message.get(name):
             extra[name] = message[name]
     return extra
 
 
+def _tokens_or_reason(found: object, extra: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Token logprobs; None, with the reason in `extra`, where their shape is unknown."""
+    try:
+        return _tokens(found)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        extra["entropy_missing"] = "the service returned probabilities of an unknown shape"
+        return None
+
+
 def _tokens(found: object) -> list[dict[str, Any]] | None:
     """Token logprobs, from the chat shape or the older one of parallel lists."""
     if not isinstance(found, Mapping):
         return None
-    if isinstance(found.get("content"), Sequence):
+    if found.get("content") is not None:
         return [_token(item) for item in found["content"]] or None
     texts, chosen = found.get("tokens"), found.get("token_logprobs")
     if not isinstance(texts, Sequence) or not isinstance(chosen, Sequence):
@@ -195,13 +224,15 @@ def _response(value: Mapping[str, Any]) -> Said:
     for item in items:
         if item.get("type") == "reasoning":
             parts = item.get("summary") or item.get("content") or ()
-            extra["reasoning"] = extra.get("reasoning", "") + _flat(parts)
+            said, aside = text_and_reasoning(parts)
+            extra["reasoning"] = extra.get("reasoning", "") + said + aside
         for part in (item.get("content") or ()) if item.get("type") == "message" else ():
             if part.get("type") == "refusal":
                 extra["refusal"] = part.get("refusal")
             else:
-                texts.append(part.get("text") or "")
-                tokens += [_token(one) for one in part.get("logprobs") or ()]
+                texts.append(clean(part.get("text") or ""))
+                content = {"content": part["logprobs"]} if part.get("logprobs") else None
+                tokens += _tokens_or_reason(content, extra) or []
     extra = {name: text for name, text in extra.items() if text}
     reason = (value.get("incomplete_details") or {}).get("reason") or value.get("status")
     if reason not in ENDINGS:
@@ -209,23 +240,3 @@ def _response(value: Mapping[str, Any]) -> Said:
     if not texts:
         _explain_null(extra, "stop" if reason == "completed" else reason)
     return Said("".join(texts), finish_reason(reason), tokens=tokens or None, extra=extra)
-
-
-def normal_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Usage under the names of chat completions; cached and reasoning tokens where reported."""
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
-    made = usage.get("completion_tokens", usage.get("output_tokens"))
-    asked = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    told = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
-    whole = usage.get("total_tokens")
-    if whole is None and prompt is not None and made is not None:
-        whole = prompt + made
-    found = {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": whole,
-        "cached_tokens": asked.get("cached_tokens"),
-        "reasoning_tokens": told.get("reasoning_tokens"),
-        "cost": usage.get("cost"),
-    }
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}

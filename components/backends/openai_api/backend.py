@@ -1,8 +1,9 @@
 """Any service that speaks OpenAI's HTTP API: hosted ones, gateways, servers of one's own."""
 
 import json
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -130,6 +131,7 @@ class OpenAiBackend:
         self._samples = Samples(self._ask, together)
         self._price: Price | None = find(prices or {}, deployment)
         self._tally = Tally()
+        self._budgeted = False
         self._kept = KeptAnswers(Path(response_cache).expanduser()) if response_cache else None
         self._text = _prompt_text(model, self._cache) if api == "completions" else None
         if self._text is not None:
@@ -203,7 +205,8 @@ class OpenAiBackend:
         return "\n".join(json.dumps({r: text}, ensure_ascii=False) for r, text in turns)
 
     def priced(self) -> bool:
-        """Whether the price table knows the deployment."""
+        """Whether the price table knows the deployment; asked where there is a budget."""
+        self._budgeted = True
         return self._price is not None
 
     def worst_cost(self, request: Request) -> float:
@@ -255,6 +258,7 @@ class OpenAiBackend:
         try:
             return await self._sender.ask(request, count, text)
         except GatewayError as error:
+            error.cost_usd = self._discarded(request, error.discarded) or 0.0
             if error.is_context_exceeded:
                 raise PromptTooLongError(f"{self.name}: {error}") from None
             raise
@@ -271,21 +275,23 @@ class OpenAiBackend:
         text, tail, reason = ending(said, request, self._stop_text)
         chosen, about_entropy = probability_fields(said, self._top if request.entropy else 0)
         reported = usage.pop("cost", None)
-        cost = self._price.of(usage, self._batch.enabled) if self._price else None
-        cost = reported if reported is not None else cost
+        cost = self._cost(usage, share.answered.batched) if reported is None else reported
+        self._check_price(request, reported, share.shared_by)
         self._tally.add(usage, cost)
         made = usage.get("completion_tokens")
         extra: dict[str, Any] = {
             "endpoint": self._endpoint,
             "deployment": self._deployment,
             "api_version": self._api_version,
-            "served_model": share.model,
+            "served_model": share.answered.model,
             "usage": usage,
             "cost_usd": cost,
             **about_entropy,
             **said.extra,
         }
         extra |= {"tokens_unknown": True} if made is None and not said.tokens else {}
+        discarded = share.answered.discarded if share.first else []
+        extra |= {"discarded_usd": self._discarded(request, discarded)} if discarded else {}
         extra |= {"usage_shared_by": share.shared_by} if share.shared_by > 1 else {}
         return Generation(
             token_ids=[],
@@ -298,6 +304,44 @@ class OpenAiBackend:
             seconds=seconds,
             backend_columns=extra,
         )
+
+    def _cost(self, usage: dict[str, Any], batched: bool) -> float | None:
+        """USD by the price table; None without a price, or without any usage."""
+        if self._price is None or not usage:
+            return None
+        return self._price.of(usage, batched)
+
+    def _discarded(self, request: Request, usages: Sequence[dict[str, Any] | None]) -> float | None:
+        """USD of answers that could not be used; at worst, where the service does not say."""
+        if self._price is None:
+            return None
+        costs = [u.get("cost", self._price.of(u, False)) if u else None for u in usages]
+        cost = math.fsum(self.worst_cost(request) if one is None else one for one in costs)
+        self._tally.discarded += len(usages)
+        self._tally.cost_usd += cost
+        return cost
+
+    def _check_price(self, request: Request, reported: float | None, shared_by: int) -> None:
+        """Under a budget, a price table below what the service charges ends the run.
+
+        The answers under way are kept.
+        """
+        if reported is None or not self._budgeted or self._price is None:
+            return
+        worst = self.worst_cost(request) + 1e-9
+        if reported > worst:
+            self._sender.lose(
+                BackendLostError(
+                    f"{self.name} reports {reported:.6g} USD for a request that backend.prices "
+                    f"puts at {worst:.6g} USD at most, so run.budget cannot hold: set "
+                    f"backend.prices.{self._deployment}, or run.budget=null"
+                )
+            )
+
+    def may_have_paid(self, request: Request) -> bool:
+        """Whether a request that was given up may be charged all the same."""
+        joined = self._samples.together and request.group.size > 1
+        return joined or self._sender.may_have_paid(request)
 
     async def discover(self) -> None:
         """With `prefill: auto`, ask the service if it goes on with a given turn, unless known."""

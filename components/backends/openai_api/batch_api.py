@@ -82,7 +82,7 @@ class BatchJobs:
             GatewayError: the service refused this request, or never answered it.
             BackendLostError: the service refused the batch.
         """
-        name = digest([self._where, body, salt])[:48]
+        name = self._name(body, salt)
         for _ in range(self._attempts.retry.retries + 1):
             future: asyncio.Future[Value | None] = asyncio.get_running_loop().create_future()
             self._waiting[name] = future
@@ -94,6 +94,13 @@ class BatchJobs:
             if value is not None:
                 return value
         raise GatewayError("no batch answered this request (backend.retry.retries)", None)
+
+    def _name(self, body: Value, salt: str) -> str:
+        return digest([self._where, body, salt])[:48]
+
+    def holds(self, body: Value, salt: str) -> bool:
+        """Whether a batch of an earlier attempt has this request."""
+        return self._name(body, salt) in self._owner
 
     def _add(self, name: str, body: Value) -> None:
         self._pending[name] = body

@@ -1,5 +1,6 @@
 """Requests on the wire, and what a service turned out not to take."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,13 @@ NEUTRAL: dict[str, object] = {
 OPTIONAL = ("seed", "n", "stop", "store", "usage")
 PROBABILITIES = ("logprobs", "top_logprobs", "include")
 SEEDS = 2**31
-UNKNOWN = re.compile("nsupported|nrecognized|nexpected|nknown|xtra inputs|xtra fields")
+UNKNOWN = re.compile(
+    r"unsupported|unrecognized|unexpected|unknown|extra inputs|extra fields|not enabled"
+    r"|not allowed|not support|not permitted",
+    re.IGNORECASE,
+)
+TOO_LARGE = re.compile(r"too large|too high|exceed|greater|at most|maximum", re.IGNORECASE)
+EITHER = ("temperature", "top_p")  # of which some services take one alone
 EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # not in the official API
 
 
@@ -112,8 +119,19 @@ class Dialect:
         Raises:
             RefusedParameterError: the run asks for something that the service does not do.
         """
-        learned = [self._take(name, body, complaint) for name in _named(body, complaint, named)]
-        return any(learned)
+        names = _named(body, complaint, named)
+        if set(EITHER) <= set(names) and "both" in complaint:
+            return self._drop_either(body)
+        return any([self._take(name, body, complaint) for name in names])
+
+    def _drop_either(self, body: Mapping[str, Any]) -> bool:
+        """Leave out the one of temperature and top_p that changes nothing."""
+        neutral = next((name for name in ("top_p", "temperature") if body[name] == 1), None)
+        if neutral is None:
+            rule = f"be 1, as {self.deployment} takes either temperature or top_p"
+            raise RefusedParameterError("sampling.top_p", rule, body["top_p"])
+        self.dropped |= {neutral}
+        return True
 
     def _take(self, name: str, body: Mapping[str, Any], complaint: str) -> bool:
         if name in CAP_NAMES[self.api]:
@@ -132,7 +150,8 @@ class Dialect:
         if self.cap_name != name:
             return True  # learned while this request was under way
         of_the_name = UNKNOWN.search(complaint) or any(other in complaint for other in others)
-        if self.renamed or not others or not of_the_name:
+        other_value = TOO_LARGE.search(complaint) and not UNKNOWN.search(complaint)
+        if self.renamed or not others or not of_the_name or other_value:
             return False
         self.cap_name, self.renamed = others[0], True
         return True
@@ -146,16 +165,22 @@ class Dialect:
 
 
 def _named(body: Mapping[str, Any], complaint: str, named: str | None) -> list[str]:
-    """The parameters of the body that a refusal speaks of."""
+    """The parameters of the body that a refusal speaks of, and does not merely repeat."""
     if named is not None and named in body:
         return [named]
-    words = re.findall(r"['\"`]([a-z_]+)['\"`]", complaint)
-    quoted = [word for word in dict.fromkeys(words) if word in body]
+    complaint = complaint.lower()
+    repeated = _quoted(json.dumps(body.get("messages") or body.get("prompt") or "").lower())
+    quoted = [word for word in _quoted(complaint) if word in body and word not in repeated]
     if quoted:
         return quoted
     # A name such as `stop` is also a word; one such as `top_k` is not.
-    sure = [n for n in body if "_" in n or UNKNOWN.search(complaint)]
+    sure = [n for n in body if ("_" in n or UNKNOWN.search(complaint)) and n not in repeated]
     return [name for name in sure if re.search(rf"\b{name}\b", complaint)]
+
+
+def _quoted(text: str) -> dict[str, None]:
+    """The words that stand in quotation marks, in order."""
+    return dict.fromkeys(re.findall(r"['\"`]([a-z_]+)\\?['\"`]", text))
 
 
 def chat_messages(prompt: Prompt) -> list[dict[str, str]]:

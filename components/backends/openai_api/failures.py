@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from openai import APIConnectionError, APIStatusError, OpenAIError
 
@@ -41,7 +42,8 @@ class GatewayError(RequestFailedError):
     """A request failed for good. The message holds no key.
 
     `status` is the HTTP status, None where none came; `parameter` and `code` are the service's;
-    `transient` says that attempts ended although another one might have succeeded.
+    `transient` says that attempts ended although another one might have succeeded. `discarded` is
+    the usage of answers that came all the same and could not be used, None where it is unknown.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class GatewayError(RequestFailedError):
         super().__init__(message)
         self.status, self.parameter, self.code = status, parameter, code
         self.transient = transient
+        self.discarded: list[dict[str, Any] | None] = []
 
     @property
     def is_context_exceeded(self) -> bool:

@@ -21,11 +21,15 @@ class Price:
     batch_factor: float = 0.5
 
     def of(self, usage: Mapping[str, Any], batch: bool) -> float:
-        """Cost of what was used."""
+        """Cost of what was used.
+
+        Some services count reasoning in the total alone; it is paid like any other output.
+        """
         cached = usage.get("cached_tokens") or 0
         cheap = self.input if self.cached_input is None else self.cached_input
-        asked = (usage.get("prompt_tokens") or 0) - cached
-        made = usage.get("completion_tokens") or 0
+        asked = max(0, (usage.get("prompt_tokens") or 0) - cached)
+        beyond = (usage.get("total_tokens") or 0) - (usage.get("prompt_tokens") or 0)
+        made = max(usage.get("completion_tokens") or 0, beyond)
         whole = (asked * self.input + cached * cheap + made * self.output) / MILLION
         return whole * (self.batch_factor if batch else 1.0)
 
@@ -69,6 +73,7 @@ class Tally:
     reasoning_tokens: int = 0
     cost_usd: float = 0.0
     unpriced: int = 0
+    discarded: int = 0  # answers that were paid, or may have been, and could not be used
 
     def add(self, usage: Mapping[str, Any], cost: float | None) -> None:
         """Count one response."""

@@ -14,12 +14,16 @@ GATHER_SECONDS = 0.02
 
 @dataclass(slots=True)
 class Share:
-    """A choice, its part of the response's usage, how many share it, the model's exact name."""
+    """A choice, its part of the response's usage, how many share it, and the whole response.
+
+    `first` says that what the whole response cost beside its usage is counted with this choice.
+    """
 
     said: Said
     usage: dict[str, Any]
     shared_by: int
-    model: str | None
+    answered: Answered
+    first: bool = True
 
 
 class _Joint:
@@ -59,7 +63,7 @@ class Samples:
             if share is not None:
                 return share
         answered = await self._ask(request, lambda: 1)
-        return Share(answered.choices[0], dict(answered.usage), 1, answered.model)
+        return Share(answered.choices[0], dict(answered.usage), 1, answered)
 
     async def _joined(self, request: Request) -> Share | None:
         joint = self._open.get(request.group.id)
@@ -77,7 +81,7 @@ class Samples:
         if number >= got:
             return None
         usage = shared_usage(answered.usage, got)[number]
-        return Share(answered.choices[number], usage, got, answered.model)
+        return Share(answered.choices[number], usage, got, answered, number == 0)
 
     async def _send(self, request: Request, joint: _Joint) -> Answered:
         try:

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from openai import AsyncOpenAI
+from openai import APITimeoutError, AsyncOpenAI
 
-from components.backends.openai_api.answers import Answered, decode, read
+from components.backends.openai_api.answers import NOT_PAID, Answered, BadAnswerError, decode, read
 from components.backends.openai_api.batch_api import BatchApi, BatchJobs
 from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError
 from components.backends.openai_api.failures import GatewayError
@@ -21,7 +22,7 @@ from components.backends.openai_api.service import Connection, Keys, client
 from pipeline.protocols import BackendLostError, Request, spelled
 
 _LOG = logging.getLogger(__name__)
-REFUSALS = (400, 422)
+REFUSALS = (400, 403, 422)
 CHARACTERS_PER_TOKEN = 3  # a little below what texts of this kind have
 QUIET = ("httpx2", "openai")  # they log every request
 
@@ -51,6 +52,7 @@ class Sender:
         self._first = asyncio.Lock()
         self._met = False
         self._lost: BackendLostError | None = None
+        self._given_up: set[int] = set()  # seeds of requests that were dropped while under way
 
     async def open(self, batch: BatchApi | None = None) -> None:
         """Read the key and make the client.
@@ -88,7 +90,7 @@ class Sender:
         """
         if self._lost is not None:
             raise self._lost
-        if not self._met:
+        if not self._met and not self._lies_in_a_batch(request, count, text):
             async with self._first:
                 if self._lost is not None:
                     raise self._lost
@@ -113,6 +115,22 @@ class Sender:
             self._lost = BackendLostError(f"{place}: {error}; {advice}")
             raise self._lost from None
 
+    def _lies_in_a_batch(
+        self, request: Request, count: Callable[[], int], text: str | None
+    ) -> bool:
+        """Whether an earlier attempt has this request under way."""
+        if self._jobs is None:
+            return False
+        return self._jobs.holds(self.dialect.body(request, count(), text), f"{request.seed:x}")
+
+    def lose(self, error: BackendLostError) -> None:
+        """Send nothing any more: every further request fails with `error`."""
+        self._lost = error
+
+    def may_have_paid(self, request: Request) -> bool:
+        """Whether a request that was given up lay at the service."""
+        return request.seed in self._given_up
+
     async def _ask(
         self, request: Request, count: Callable[[], int], text: str | None, directly: bool = False
     ) -> Answered:
@@ -122,21 +140,53 @@ class Sender:
         )
         estimate = characters / CHARACTERS_PER_TOKEN + request.cap
         body: dict[str, Any] = {}
+        discarded: list[dict[str, Any] | None] = []
 
-        async def send() -> Answered:
+        def write() -> None:
             body.clear()
             body.update(self.dialect.body(request, count(), text))
-            return await self._post(body, estimate)
+
+        async def send() -> Answered:
+            if self._lost is not None:
+                raise self._lost
+            write()
+            with self._accounts_of(request, discarded):
+                return await self._post(body, estimate)
 
         while True:
             try:
                 if self._jobs is None or directly:
-                    return await self.attempts.run(estimate, send)
-                body.update(self.dialect.body(request, count(), text))
-                return read(await self._jobs.result(body, f"{request.seed:x}"))
+                    answered = await self.attempts.run(estimate, send)
+                else:
+                    write()
+                    answered = read(await self._jobs.result(body, f"{request.seed:x}"))
+                    answered.batched = True
+                answered.discarded = discarded
+                return answered
             except GatewayError as error:
                 if error.status not in REFUSALS or not self._learn(body, error):
+                    error.discarded = discarded
                     raise
+
+    @contextmanager
+    def _accounts_of(
+        self, request: Request, discarded: list[dict[str, Any] | None]
+    ) -> Iterator[None]:
+        """Note the usage of an answer that cannot be used, None where it may have been paid."""
+        try:
+            yield
+        except BadAnswerError as error:
+            if error.code != NOT_PAID:
+                discarded.append(error.usage or None)
+            raise
+        except APITimeoutError as error:
+            if not isinstance(error.__cause__, httpx2.ConnectTimeout):
+                discarded.append(None)
+            raise
+        except asyncio.CancelledError:  # the time-out of the attempt, or the end of the run
+            discarded.append(None)
+            self._given_up.add(request.seed)
+            raise
 
     async def _post(self, body: dict[str, Any], estimate: float) -> Answered:
         assert self._client is not None
@@ -154,5 +204,6 @@ class Sender:
         except RefusedParameterError as refused:
             raise BackendLostError(f"{refused} ({self._place.service}: {error})") from None
         if again:
-            _LOG.warning("%s: %s; asked without it from now on", self._place.service, error)
+            text = "%s: %s; asked in another way from now on"
+            _LOG.warning(text, self._place.service, error)
         return again

@@ -1,0 +1,69 @@
+"""The text and the reasoning in a message's content, whatever parts it comes in."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+THINKING = ("thinking", "reasoning")
+# gpt-oss as servers without a parser for it hand it out: channels between special tokens.
+CHANNEL = re.compile(
+    r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>(.*?)(?=<\|end\|>|<\|return\|>|<\|start\|>|<\|channel\|>|$)",
+    re.DOTALL,
+)
+
+
+def clean(text: str) -> str:
+    """`text` with half surrogate pairs replaced: no file and no request could hold them."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def text_and_reasoning(content: object) -> tuple[str, str]:
+    """The answer's text and the reasoning that came inside of the content.
+
+    Content is a string, or a list of parts of which some are the model's thinking (Mistral).
+
+    Raises:
+        TypeError: the content is something else.
+    """
+    if content is None:
+        return "", ""
+    if isinstance(content, str):
+        return _by_channel(clean(content))
+    if not isinstance(content, Sequence):
+        raise TypeError(f"content is {type(content).__name__}")
+    aside = [_thinking(part) for part in content]
+    said = [_text(part) for part, thought in zip(content, aside, strict=True) if not thought]
+    return clean("".join(said)), clean("".join(aside))
+
+
+def _text(part: Any) -> str:
+    return part if isinstance(part, str) else str(part.get("text") or "")
+
+
+def _thinking(part: Any) -> str:
+    if not isinstance(part, Mapping) or part.get("type") not in THINKING:
+        return ""
+    inner = part.get("thinking") or part.get("reasoning") or part.get("text") or ""
+    return inner if isinstance(inner, str) else "".join(_text(one) for one in inner)
+
+
+def _by_channel(text: str) -> tuple[str, str]:
+    if "<|channel|>" not in text:
+        return text, ""
+    found = CHANNEL.findall(text)
+    final = "".join(said for channel, said in found if channel == "final")
+    aside = "".join(said for channel, said in found if channel != "final")
+    return final, aside
+
+
+def message_reasoning(message: Mapping[str, Any]) -> str:
+    """What a message holds of reasoning beside its content, under any of its names."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning:
+        return clean(str(reasoning))
+    details = message.get("reasoning_details")
+    parts = details if isinstance(details, list) else []
+    texts = [p.get("text") or p.get("summary") or "" for p in parts if isinstance(p, Mapping)]
+    return clean("".join(str(text) for text in texts))
