@@ -5,6 +5,7 @@ Nothing behind this module sees a DictConfig.
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -40,6 +41,11 @@ KINDS: dict[Any, str] = {
     list: "a list",
 }
 PLAIN: dict[Any, tuple[type, ...]] = {Mapping: (dict,), Sequence: (list,), float: (float, int)}
+# Transformers imports torchao where it is installed, which tells which of its kernels this machine
+# cannot load: four lines in front of every run, also of one that quantizes nothing.
+for _talker in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_talker).setLevel(logging.ERROR)
+
 HANDED_OVER = ("model", "quantization", "cache_dir")  # to a backend that has such parameters
 
 
