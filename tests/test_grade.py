@@ -13,6 +13,7 @@ from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT
 
 TASKS = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
+LEGACY = sorted(f"legacy/{path.stem}" for path in (ROOT / "conf" / "task" / "legacy").iterdir())
 
 
 def door(*settings: str) -> "subprocess.CompletedProcess[str]":
@@ -55,7 +56,7 @@ def test_every_kind_of_task_can_be_asked(tmp_path: Path, name: str) -> None:
     assert all(verdict["reason"] and verdict["seconds"] >= 0 for verdict in verdicts)
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name != "prompts"])
+@pytest.mark.parametrize("name", [name for name in [*TASKS, *LEGACY] if name != "prompts"])
 def test_every_task_with_gold_has_a_grader(name: str) -> None:
     assert callable(grader([f"task={name}"]).grade)
 

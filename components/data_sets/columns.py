@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
 from typing import Any
 
 from components.data_sets.records import DataError, Record
@@ -9,11 +11,10 @@ from pipeline.spec import SpecError, require
 
 
 def pick(record: Record, names: Sequence[str]) -> Any:
-    """The first of the columns `names` that is there and not null (0 and false count).
+    """The value of the first of the columns `names` that is there and not null, or None.
 
-    None if none is.
-
-    A name with dots goes into nested mappings; a column whose own name holds the dots comes first.
+    0 and false count as values. A name with dots goes into nested mappings; a column whose own name
+    holds the dots comes first.
     """
     for name in names:
         value = _lookup(record.values, name)
@@ -48,14 +49,11 @@ def need_text(record: Record, columns: Mapping[str, Any], field: str, numbers: b
         )
     if not value.strip():
         raise DataError(f"{record.where}: the column of {key} must not be blank, got {value!r}")
-    return _encodable(record, key, value)
+    return encodable(record, key, value)
 
 
 def need(record: Record, columns: Mapping[str, Any], field: str) -> Any:
-    """What the first present column of `field` holds.
-
-    DataError when there is none or all are null.
-    """
+    """What the first present column of `field` holds; DataError where none is, or all are null."""
     names = names_of(columns, field)
     if not names:
         raise SpecError(f"task.columns.{field} must name a column, got null")
@@ -74,10 +72,7 @@ def optional(record: Record, columns: Mapping[str, Any], field: str) -> Any:
 
 
 def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
-    """The candidate columns of `field` in a `task.columns` mapping.
-
-    A name, a list of names, or null.
-    """
+    """The candidate columns of `field`, for which `task.columns` holds a name, names, or null."""
     value = columns.get(field)
     names = [] if value is None else [value] if isinstance(value, str) else value
     named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
@@ -85,9 +80,60 @@ def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
     return list(names)
 
 
-def check_columns(columns: Mapping[str, Any], allowed: Sequence[str]) -> None:
+def unmapped(record: Record, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that `task.columns.keep` names, or else all that no field was read from.
+
+    As JSON holds them: dates become text, numbers that are not finite null, half a surrogate pair a
+    question mark; bytes and other objects (an image) are left out. Nulls are left out too.
+
+    Raises:
+        DataError: `keep` names a column that the record lacks.
+    """
+    if columns.get("keep") is not None:
+        names = names_of(columns, "keep")
+        for name in names:
+            if not _has(record.values, name):
+                raise DataError(
+                    f"{record.where}: {_absent(record, [name])}; mend task.columns.keep"
+                )
+        kept = {name: _lookup(record.values, name) for name in names}
+    else:
+        fields = [field for field in columns if field != "keep"]
+        mapped = {_first(record, names_of(columns, field)) for field in fields}
+        kept = {str(name): value for name, value in record.values.items() if name not in mapped}
+    plain = {_text(name): _plain(value) for name, value in kept.items()}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _first(record: Record, names: Sequence[str]) -> str | None:
+    return next((name for name in names if _lookup(record.values, name) is not None), None)
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it, None where it cannot."""
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_text(str(name)): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, date | time | Decimal):
+        return str(value)
+    return None
+
+
+def check_columns(columns: Mapping[str, Any], fields: Sequence[str]) -> None:
     """Refuse a key of `task.columns` that the task does not know."""
     require(isinstance(columns, Mapping), "task.columns", "be a mapping to columns", columns)
+    allowed = (*fields, "keep")
     for key in columns:
         if key not in allowed:
             raise SpecError(f"task.columns has no key {key!r}; it takes {', '.join(allowed)}")
@@ -97,7 +143,7 @@ def own_id(record: Record, columns: Mapping[str, Any]) -> str:
     """The data set's own id as text, or the empty string."""
     value = optional(record, columns, "id")
     if isinstance(value, str | int):
-        return _encodable(record, "task.columns.id", str(value))
+        return encodable(record, "task.columns.id", str(value))
     if value is None:
         return ""
     raise DataError(
@@ -105,7 +151,7 @@ def own_id(record: Record, columns: Mapping[str, Any]) -> str:
     )
 
 
-def _encodable(record: Record, key: str, text: str) -> str:
+def encodable(record: Record, key: str, text: str) -> str:
     """Text as it is. DataError for half a surrogate pair, which no tokenizer and no file takes."""
     try:
         text.encode()

@@ -36,13 +36,13 @@ class Carpark(Questions):
     """Task `carpark`; the arguments are the keys of `conf/task/carpark.yaml`."""
 
     FIELDS = ("id", "board", "moves", "solution", "messages", "difficulty")
+    JUDGE = "the board"
 
     user_prompt: str
 
     def examples(self) -> Sequence[Example]:
         """All boards, in order; a board without its optimum is solved."""
-        rows = records.load(self.source, "carpark.jsonl")
-        return records.examples([self._example(row) for row in rows])
+        return self._read("carpark.jsonl")
 
     def prompt(self, example: Example) -> Prompt:
         """The row's own messages when it has some, else our prompt.

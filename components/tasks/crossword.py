@@ -32,13 +32,13 @@ class Crossword(Questions):
     """Task `crossword`; the arguments are the keys of `conf/task/crossword.yaml`."""
 
     FIELDS = ("id", "question", "answer", "enumeration")
+    JUDGE = "letters"
 
     user_prompt: str
 
     def examples(self) -> Sequence[Example]:
         """All clues, in order."""
-        rows = records.load(self.source, "crossword.jsonl")
-        return records.examples([self._example(row) for row in rows])
+        return self._read("crossword.jsonl")
 
     def prompt(self, example: Example) -> Prompt:
         """System prompt, worked examples, then the clue with its enumeration in brackets."""

@@ -58,6 +58,7 @@ class Mathematics(Questions):
     """Task `math` and its relatives; the arguments are the keys of `conf/task/math.yaml`."""
 
     FIELDS = ("id", "question", "answer")
+    JUDGE = "equality of values"
 
     user_prompt: str
     answer_pattern: str | None = None
@@ -73,13 +74,13 @@ class Mathematics(Questions):
 
     def examples(self) -> Sequence[Example]:
         """All problems, in order."""
-        rows = records.load(self.source, "math.jsonl")
-        return records.examples([self._example(row) for row in rows])
+        return self._read("math.jsonl")
 
     def prompt(self, example: Example) -> Prompt:
-        """System prompt, worked examples, then the problem."""
+        """System prompt (told the cap of the first phase), worked examples, then the problem."""
         user = tag_phases.fill(self.user_prompt, {"question": example.question})
-        return tag_phases.prompt(self.system_prompt, self.few_shot, user)
+        system = tag_phases.fill(self.system_prompt or "", {"think_cap": self.phases[0].cap})
+        return tag_phases.prompt(system, self.few_shot, user)
 
     def score(self, example: Example, generations: Mapping[str, Generation]) -> dict[str, Any]:
         """Pass fields: equality by math-verify, and the published substring rule beside it."""

@@ -31,13 +31,10 @@ class Prompts(Questions):
 
     def examples(self) -> Sequence[Example]:
         """All prompts, in order."""
-        if self.texts:
-            rows = [
-                records.Record({"text": t}, f"task.texts[{i}]") for i, t in enumerate(self.texts)
-            ]
-        else:
-            rows = records.load(self.source, "prompts.jsonl")
-        return records.examples([self._example(row) for row in rows])
+        if not self.texts:
+            return self._read("prompts.jsonl")
+        rows = [records.Record({"text": t}, f"task.texts[{i}]") for i, t in enumerate(self.texts)]
+        return self._examples(rows)
 
     def prompt(self, example: Example) -> Prompt:
         """The prompt as the user turn."""

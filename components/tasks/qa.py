@@ -33,6 +33,7 @@ class QuestionAnswering(Questions):
     tagged_phases: bool = False
     max_output_tokens: int = 512
     grading_seconds: float = 3.0
+    embedded: str = "qa.jsonl"
 
     def __post_init__(self) -> None:
         """Check the grader's name; make the pattern, and the pool that grades mathematics."""
@@ -44,8 +45,7 @@ class QuestionAnswering(Questions):
 
     def examples(self) -> Sequence[Example]:
         """All questions, in order."""
-        rows = records.load(self.source, "qa.jsonl")
-        return records.examples([self._example(row) for row in rows])
+        return self._read(self.embedded)
 
     def prompt(self, example: Example) -> Prompt:
         """The override `task.system_prompt`, else the row's own system prompt.
@@ -124,7 +124,7 @@ class QuestionAnswering(Questions):
         """One answer, or a list of which any counts."""
         value = columns.need(row, self.columns, "answer")
         if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-            return list(value)
+            return [columns.encodable(row, "task.columns.answer", item) for item in value]
         return columns.need_text(row, self.columns, "answer", numbers=True)
 
 
@@ -133,7 +133,7 @@ def _choices(row: records.Record, value: Any) -> list[str]:
     if isinstance(value, Mapping) and "text" in value:
         value = value["text"]
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        return list(value)
+        return [columns.encodable(row, "task.columns.choices", item) for item in value]
     rule = "the column of task.columns.choices must hold a list of texts"
     raise records.DataError(f"{row.where}: {rule}, got {value!r}")
 

@@ -1,12 +1,15 @@
-"""What tasks over a data set are told alike: where rows are, how to ask, which phases there are."""
+"""What tasks over a data set share: the keys of their YAMLs, and reading the data set.
+
+The keys say where the rows are, which columns hold what, how to ask, and which phases there are.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from components.data_sets import columns, records
 from components.tasks import tag_phases
-from pipeline.protocols import Phase
+from pipeline.protocols import Example, Phase
 from pipeline.spec import require
 
 
@@ -14,10 +17,13 @@ from pipeline.spec import require
 class Questions:
     """The keys that the YAMLs of such tasks share; a task adds its own as further fields.
 
-    A task says in `FIELDS` which keys `task.columns` may have.
+    A task says in `FIELDS` which keys `task.columns` may have besides `keep`, and makes an example
+    of a record in `_example`. What `_example` does not read stays in the example's metadata, as
+    `metadata`.
     """
 
     FIELDS: ClassVar[tuple[str, ...]]
+    JUDGE: ClassVar[str] = "none"
 
     name: str
     data: Mapping[str, Any]
@@ -46,3 +52,19 @@ class Questions:
         self.source = records.source(self.data, self.mirrors)
         caps = (self.think_cap, self.answer_cap, self.max_output_tokens)
         self.phases = tag_phases.phases(self.tagged_phases, *caps)
+
+    def _read(self, embedded: str) -> list[Example]:
+        """The examples of the data set, or of the embedded file when the task names none."""
+        return self._examples(records.load(self.source, embedded))
+
+    def _examples(self, rows: Sequence[records.Record]) -> list[Example]:
+        return records.examples([self._with_columns(row, self._example(row)) for row in rows])
+
+    def _with_columns(self, row: records.Record, example: Example) -> Example:
+        columns_left = columns.unmapped(row, self.columns)
+        if not columns_left:
+            return example
+        return replace(example, metadata={**example.metadata, "metadata": columns_left})
+
+    def _example(self, row: records.Record) -> Example:
+        raise NotImplementedError

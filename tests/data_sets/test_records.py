@@ -255,3 +255,28 @@ def test_a_column_that_is_no_name_is_refused(tmp_path: Path, column: Any) -> Non
     jsonl(path, [GOOD])
     with pytest.raises(SpecError, match="task.columns.question"):
         task("math", data={"path": str(path)}, columns={"question": column}).examples()
+
+
+def test_columns_that_no_field_uses_live_on_in_the_examples_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    row = {"problem": "q", "answer": "1", "solution": "s", "level": 3, "meta": {"a": [1, None]}}
+    path.write_text(json.dumps({**row, "empty": None, "half": "\ud800", "nan": float("nan")}))
+    (example,) = task("math", data={"path": str(path)}).examples()
+    kept = {"solution": "s", "level": 3, "meta": {"a": [1, None]}, "half": "?"}
+    assert example.metadata["metadata"] == kept
+    keep = {"keep": ["level", "meta.a"]}
+    (example,) = task("math", data={"path": str(path)}, columns=keep).examples()
+    assert example.metadata["metadata"] == {"level": 3, "meta.a": [1, None]}
+    (example,) = task("math", data={"path": str(path)}, columns={"keep": []}).examples()
+    assert "metadata" not in example.metadata
+    with pytest.raises(DataError, match=r"d.jsonl:1.*levle.*task.columns.keep"):
+        task("math", data={"path": str(path)}, columns={"keep": "levle"}).examples()
+
+
+def test_half_a_surrogate_pair_in_choices_or_golds_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    for name in ("choices", "answer"):
+        row = {"question": "q", "answer": "A", "choices": ["a"], name: ["a", "\ud800"]}
+        path.write_text(json.dumps(row))
+        with pytest.raises(DataError, match=rf"d.jsonl:1.*task.columns.{name}.*surrogate"):
+            task("qa", data={"path": str(path)}, columns={"choices": "choices"}).examples()

@@ -14,7 +14,7 @@ from tests.fakes.passes import Pass, generation, single, tagged
 from tests.fakes.tasks import SHARED, task
 
 HALF = Example("half", "What is one half?", r"\frac{1}{2}")
-VARIANTS = [f"math_q15b_promptv{n}" for n in range(1, 6)]
+VARIANTS = [f"legacy/math_q15b_promptv{n}" for n in range(1, 6)]
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +168,14 @@ def test_the_prompt_is_system_then_the_problem(math: Any) -> None:
         assert needed in text
 
 
+@pytest.mark.parametrize(
+    ("tagged", "cap"), [(True, "task.think_cap"), (False, "task.max_output_tokens")]
+)
+def test_the_prompt_states_the_cap_that_holds(tagged: bool, cap: str) -> None:
+    short = task("math", f"{cap}=321", tagged_phases=tagged)
+    assert "321 tokens" in "".join(map(str, short.prompt(HALF).messages[0].content))
+
+
 def test_braces_in_a_problem_reach_the_prompt_unharmed(math: Any) -> None:
     problem = Example("e", r"Find {question} in $\{1\}$", "1")
     assert math.prompt(problem).messages[-1].content == (r"Problem: Find {question} in $\{1\}$",)
@@ -182,7 +190,8 @@ def test_few_shot_examples_are_turns(math: Any) -> None:
 
 
 def test_five_prompt_variants_differ_and_meet_the_requirements() -> None:
-    prompts = {task(name).system_prompt for name in ["math", *VARIANTS]}
+    asked = [task(name).prompt(HALF).messages[0] for name in ["math", *VARIANTS]]
+    prompts = {"".join(map(str, system.content)) for system in asked}
     assert len(prompts) == 6
     for text in prompts:
         for needed in ("no solution", "underdetermined", "750", "<think>", "</answer>"):
@@ -191,7 +200,7 @@ def test_five_prompt_variants_differ_and_meet_the_requirements() -> None:
 
 @pytest.mark.parametrize("name", ["math-qwen", "math-llama", "math-azure"])
 def test_presets_are_one_phase_of_900_tokens(name: str) -> None:
-    preset = task(name)
+    preset = task(f"legacy/{name}")
     assert [(phase.name, phase.cap) for phase in preset.phases] == [("output", 900)]
     assert preset.name == name and "<think>" in preset.system_prompt
     user = preset.prompt(HALF).messages[-1].content[0]
