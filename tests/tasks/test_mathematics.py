@@ -91,7 +91,7 @@ def test_grade_takes_the_result_of_a_worked_solution_as_a_run_does() -> None:
 
 
 def test_a_megabyte_of_unclosed_tags_and_boxes_is_read(math: Any) -> None:
-    for piece in ("<answer>", "\\boxed{", "\\boxed{1} and ", "<think>", "{"):
+    for piece in ("<answer>", "\\boxed{", "\\boxed{1} and ", "<think>", "{", "\\\\"):
         fields = math.score(HALF, single(piece * (1_000_000 // len(piece)), "max_new_tokens"))
         assert fields["is_correct_pred"] is False
 

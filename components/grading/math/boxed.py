@@ -2,7 +2,7 @@ r"""Finds what a model put into `\boxed{}`, in time linear in the length of the 
 
 import re
 
-_TOKEN = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_TOKEN = re.compile(r"\\{1,3}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _JOIN = re.compile(
     r"[\s$)]*(?:\\[)\]!,;: ]|\s)*(?:\\text\s*\{)?"
     r"\s*(?:[,;]\s*(?:and|or)?|and|or|\\(?:and|or))\s*\}?"
