@@ -297,7 +297,7 @@ def split(text: str, separators: tuple[str, ...]) -> list[str]:
 
 def plus_minus(text: str) -> list[str]:
     r"""Both readings of an item with `\pm` (and `\mp`), or the item itself."""
-    if "\\pm" not in text and "\\mp" not in text:
+    if re.search(r"\\(?:pm|mp)(?![a-zA-Z])", text) is None:
         return [text]
     upper = re.sub(r"\\pm(?![a-zA-Z])", "+", re.sub(r"\\mp(?![a-zA-Z])", "-", text))
     lower = re.sub(r"\\pm(?![a-zA-Z])", "-", re.sub(r"\\mp(?![a-zA-Z])", "+", text))
