@@ -346,12 +346,15 @@ def test_requests_that_a_kill_cut_off_count_at_their_worst(tmp_path: Path) -> No
         return good(seen) if len(service.seen) < 10 else Reply(good(seen).body, hang=60)
 
     line = [f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7"]
-    line += ["run.budget=0.001", "backend.retry.timeout=100"]
+    line += ["run.budget=0.1", "backend.retry.timeout=100"]
     with Service(script) as service:
         process = start(service.url, *line)
         wait_for_rows(tmp_path, 5, process)
-        while service.active < 5:
+        for _ in range(400):
+            if service.active >= 5:
+                break
             time.sleep(0.05)
+        assert service.active >= 5
         process.kill()
         process.communicate()
     (reserved,) = tmp_path.rglob("reserved.jsonl")
