@@ -1,8 +1,8 @@
 """A `Prompt` through a chat template, with what was generated kept apart from text.
 
-A template is a program that may trim, reorder or drop what it is given. An assistant turn of ours
-is ids, not text, so the template is shown a placeholder in its stead and the turn is put back
-into what it wrote.
+A template is a program that may trim, reorder or drop what it is given. An assistant turn may be
+ids, not text, so the template is shown a placeholder in its stead and the turn is put back into
+what it wrote.
 """
 
 import datetime
@@ -15,13 +15,14 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.protocols import Message, Piece, Prompt, spelled
+from pipeline.protocols import Generation, Message, Piece, Prompt, spelled
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
 _RENDERED = 4096  # conversations whose text is remembered
 _CLOCK = "strftime_now"
 _BETWEEN = "\n\n"  # joins messages where there is no chat template
+_QUESTION = "QuestionOfRethink"
 _TAG = re.compile(r"\s*<([^\s<>/]+)>")
 # A template may ask the clock for a date; it gets this day, which Llama's templates fall back to.
 _DAY = datetime.datetime(2024, 7, 26)
@@ -42,6 +43,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._arguments = arguments
         self._text = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        self._folds = False  # the template takes no system role
         self._warned: set[str] = set()
         # Samples of a prompt differ in what was generated, which the template does not see.
         self._known = lru_cache(_RENDERED)(self._written)
@@ -67,6 +69,38 @@ class ChatTemplate:
             return list(_merged([*pieces, *prompt.prefill]))
         return list(_merged(self._templated(prompt)))
 
+    def after_question(self, prompt: Prompt) -> list[Piece]:
+        """The runs after the last user turn's text: what the template ends with, and the prefill.
+
+        `runs` has accepted the prompt before.
+        """
+        if self._text is None:
+            return list(_merged([_BETWEEN, *prompt.prefill]))
+        messages = _folded(prompt.messages) if self._folds else list(prompt.messages)
+        turns = [_shown(number, message) for number, message in enumerate(messages)]
+        last = max((n for n, each in enumerate(messages) if each.role == "user"), default=None)
+        if last is None:
+            return list(_merged(prompt.prefill))
+        turns[last]["content"] = _QUESTION
+        rest = self._render(turns).rpartition(_QUESTION)[2]
+        pieces: list[Piece] = []
+        for number in range(last + 1, len(messages)):
+            if messages[number].role == "assistant":
+                before, _, rest = rest.partition(turns[number]["content"])
+                pieces += [before, *messages[number].content]
+        return list(_merged([*pieces, *_opened_once(rest, prompt.prefill)]))
+
+    def turn_end(self) -> str:
+        """What the template writes after an assistant turn; empty without a template."""
+        if self._text is None:
+            return ""
+        said = f"{_QUESTION}Answered"
+        try:
+            text = self._render([{"role": "user", "content": "x"}, _assistant(said)])
+        except TemplateError:
+            return ""
+        return text.rpartition(said)[2]
+
     def _templated(self, prompt: Prompt) -> list[Piece]:
         try:
             return self._filled(prompt.messages, prompt.prefill)
@@ -76,12 +110,14 @@ class ChatTemplate:
             reason = str(error)
         self._warn(f"the chat template takes no system role ({reason}): it joins the user turn")
         try:
-            return self._filled(_folded(prompt.messages), prompt.prefill)
+            pieces = self._filled(_folded(prompt.messages), prompt.prefill)
         except (TemplateError, TurnLostError) as error:
             raise _refused(error) from error
+        self._folds = True
+        return pieces
 
     def _filled(self, messages: Sequence[Message], prefill: Sequence[Piece]) -> list[Piece]:
-        """The template's text with every assistant turn put in place of its placeholder."""
+        """The template's text, with every assistant turn in place of its placeholder."""
         turns = [_shown(number, message) for number, message in enumerate(messages)]
         rest = self._render(turns)
         for turn in turns:
@@ -95,7 +131,8 @@ class ChatTemplate:
             before, found, rest = rest.partition(turns[number]["content"])
             if not found or turns[number]["content"] in rest:
                 raise TurnLostError("an assistant turn does not appear exactly once")
-            opened = self._render(turns[:number])
+            # The generation prompt stands before turns that the model made, not before examples.
+            opened = self._render(turns[:number]) if _generated(message) else ""
             if opened.startswith(written + before):
                 before = opened.removeprefix(written)
             written += before + found
@@ -122,11 +159,20 @@ class ChatTemplate:
             _LOG.warning(message)
 
 
+def _generated(message: Message) -> bool:
+    """Whether the model made this turn, or part of it."""
+    return any(isinstance(piece, Generation) for piece in message.content)
+
+
 def _shown(number: int, message: Message) -> Turn:
     """What the template sees of a message: a user's text as it is, an assistant turn not at all."""
     if message.role == "assistant":
-        return {"role": message.role, "content": f"AssistantTurn{number:04d}OfRethink"}
+        return _assistant(f"AssistantTurn{number:04d}OfRethink")
     return {"role": message.role, "content": spelled(message.content)}
+
+
+def _assistant(content: str) -> Turn:
+    return {"role": "assistant", "content": content}
 
 
 def _folded(messages: Sequence[Message]) -> list[Message]:

@@ -1,6 +1,6 @@
 """A `Prompt` as token ids: text is encoded, earlier generations keep their own ids."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -8,10 +8,11 @@ from transformers import PreTrainedTokenizerBase
 
 from components.decoding.byte_level import pieces_of
 from components.decoding.chat_template import ChatTemplate
-from pipeline.protocols import Generation, Prompt
+from pipeline.protocols import Piece, Prompt
 from pipeline.spec import ModelSpec
 
 _TEXTS = 1024  # texts whose ids are remembered
+# Ends of a chat turn by name, for checkpoints that do not declare theirs.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>")
 _ANCHORS = ("\n", "=", "x")  # texts whose ids are likely to stay the same when text follows
 
@@ -61,11 +62,14 @@ class PromptEncoder:
     def _encode(self, prompt: Prompt) -> Encoded:
         ids: list[int] = []
         for run in self._template.runs(prompt):
-            if isinstance(run, Generation):
-                ids += run.token_ids[:-1] if run.finish_reason == "eos" else run.token_ids
-            else:
-                ids += self._spliced(run) if ids else self._plain(run)
-        return self._cut(self._with_bos(ids))
+            ids += self._ids_of(run, at_start=not ids)
+        return self._cut(self._with_bos(ids), prompt)
+
+    def _ids_of(self, run: Piece, at_start: bool) -> list[int]:
+        """A run's ids; a generation's own, but for an end of sequence."""
+        if isinstance(run, str):
+            return self._plain(run) if at_start else self._spliced(run)
+        return run.token_ids[:-1] if run.finish_reason == "eos" else run.token_ids
 
     def preview(self, prompt: Prompt) -> str:
         """The prompt as the model sees it: its ids as text, special tokens included."""
@@ -79,10 +83,21 @@ class PromptEncoder:
         assert isinstance(text, str)
         return text
 
-    def end_ids(self) -> frozenset[int]:
-        """Ids that end a turn: the tokenizer's end of sequence, and chat ones that it has."""
+    def end_ids(self, declared: Collection[int] = ()) -> frozenset[int]:
+        """Ids that end the model's turn.
+
+        These are the tokenizer's end of sequence, the ids that the checkpoint declares, and known
+        ends of a chat turn: all of these that the tokenizer has where the checkpoint declares
+        nothing, else the one that the chat template writes after an assistant turn. So `<|end|>`
+        ends a turn of Phi-3, and only a message of gpt-oss.
+
+        Args:
+            declared: `eos_token_id` of the checkpoint's generation config.
+        """
         vocabulary = self.tokenizer.get_vocab()
-        ids = {vocabulary[name] for name in _TURN_ENDS if name in vocabulary}
+        after = self._template.turn_end().lstrip()
+        names = [name for name in _TURN_ENDS if not declared or after.startswith(name)]
+        ids = {vocabulary[name] for name in names if name in vocabulary} | set(declared)
         if self.tokenizer.eos_token_id is not None:
             ids.add(self.tokenizer.eos_token_id)
         return frozenset(ids)
@@ -113,12 +128,23 @@ class PromptEncoder:
             ids = ids[1:]
         return [self._bos, *ids] if self._adds_bos and ids[:1] != [self._bos] else ids
 
-    def _cut(self, ids: list[int]) -> Encoded:
-        """The ids within `model.max_length`; a beginning-of-sequence id stays."""
+    def _cut(self, ids: list[int], prompt: Prompt) -> Encoded:
+        """The ids within `model.max_length`; a beginning-of-sequence id stays.
+
+        Cut from the right, the question loses its end. What follows it stays: the template's text,
+        and what the model is made to say, such as the opening of a phase or a cue.
+        """
         cut = len(ids) - (self._longest or len(ids))
         if cut <= 0:
             return Encoded(ids)
+        first = 1 if ids[0] == self._bos else 0
+        end = len(ids)
         if self._side == "right":
-            return Encoded(ids[:-cut], cut)
-        start = 1 if ids[0] == self._bos else 0
+            kept = min(self._length_after_question(prompt), len(ids) - cut - first)
+            end = len(ids) - kept
+        start = end - cut if self._side == "right" else first
         return Encoded(ids[:start] + ids[start + cut :], cut)
+
+    def _length_after_question(self, prompt: Prompt) -> int:
+        runs = self._template.after_question(prompt)
+        return sum(len(self._ids_of(run, at_start=False)) for run in runs)

@@ -70,11 +70,10 @@ def assistant_turn(
     """The assistant's turn: forced text and generations, through the forced text that comes next.
 
     With fewer generations than phases it is the prefill of the next phase. `prefix` (a cue and a
-    space) is forced after the first opening. A generation without ids (an old row's) goes as text.
+    space) is forced after the first opening.
     """
     pieces: list[Piece] = [phases[0].opening + prefix]
     for index, generation in enumerate(generations):
         following = phases[index + 1].opening if index + 1 < len(phases) else ""
-        said = generation if generation.token_ids else generation.spelled
-        pieces += [said, missing(phases[index].closing + following, generation.tail)]
+        pieces += [generation, missing(phases[index].closing + following, generation.tail)]
     return tuple(piece for piece in pieces if piece != "")

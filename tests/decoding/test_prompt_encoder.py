@@ -219,11 +219,42 @@ def test_a_long_prompt_is_cut_on_the_stated_side_and_keeps_its_bos(
 ) -> None:
     prompt = chat("Be brief.", "one two three four five six seven")
     whole = encoder(smol, WRITES_BOS).encode(prompt).ids
-    for side, kept in (("left", [whole[0], *whole[-9:]]), ("right", whole[:10])):
+    turn = smol.encode("<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
+    right = [*whole[: 10 - len(turn)], *turn]
+    for side, kept in (("left", [whole[0], *whole[-9:]]), ("right", right)):
         cut = encoder(smol, WRITES_BOS, max_length=10, truncation_side=side).encode(prompt)
         assert (cut.ids, cut.cut) == (kept, len(whole) - 10)
     exact = encoder(smol, WRITES_BOS, max_length=len(whole)).encode(prompt)
     assert (exact.ids, exact.cut) == (whole, 0)
+
+
+@pytest.mark.parametrize("template", [CHATML, OPENS, NO_SYSTEM, None])
+def test_truncation_leaves_what_the_model_is_made_to_say(
+    template: str | None, smol: PreTrainedTokenizerBase
+) -> None:
+    think = generation(smol.encode("five, I think", add_special_tokens=False))
+    forced = ("<think>\n", think, "</think>\n<answer>\n")
+    question = "one two three four five six seven " * 20
+    for side in ("left", "right"):
+        for turns in (("S", question), ("S", question, generation([40, 41]), "Wait.")):
+            made = encoder(smol, template, max_length=60, truncation_side=side)
+            cut = made.encode(chat(*turns, prefill=forced))
+            assert len(cut.ids) == 60 and cut.cut > 0
+            text = made.decode(cut.ids)
+            assert text.endswith("<think>\nfive, I think</think>\n<answer>\n")
+            assert "one two three" in text or side == "left"
+
+
+def test_an_example_has_no_generation_prompt_before_it(smol: PreTrainedTokenizerBase) -> None:
+    messages = [("user", "Spain?"), ("assistant", "Madrid"), ("user", "France?")]
+    prompt = Prompt(tuple(Message(role, (text,)) for role, text in messages))
+    plain = [{"role": role, "content": text} for role, text in messages]
+    for template in (CHATML, OPENS, OPENS_BARE, CLOSES):
+        made = encoder(smol, template)
+        expected = made.tokenizer.apply_chat_template(
+            plain, tokenize=False, add_generation_prompt=True
+        )
+        assert made.preview(prompt).removeprefix("<|endoftext|>") == expected
 
 
 def test_end_ids_hold_the_chat_end_besides_the_tokenizers_own(
@@ -232,6 +263,37 @@ def test_end_ids_hold_the_chat_end_besides_the_tokenizers_own(
     made = encoder(smol)
     made.tokenizer.eos_token = "<|endoftext|>"
     assert made.end_ids() == {0, 2}
+
+
+HARMONY = (
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last else '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+PHI = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "declared", "ends"),
+    [
+        (HARMONY, ["<|return|>"], {"<|endoftext|>", "<|return|>"}),  # gpt-oss
+        (PHI, ["<|endoftext|>"], {"<|endoftext|>", "<|end|>"}),  # Phi-3
+        (HARMONY, [], {"<|endoftext|>", "<|end|>", "<|im_end|>"}),  # it declares nothing
+        (None, ["<|return|>"], {"<|endoftext|>", "<|return|>"}),
+    ],
+)
+def test_the_checkpoint_and_its_template_say_what_ends_a_turn(
+    template: str | None, declared: list[str], ends: set[str], smol: PreTrainedTokenizerBase
+) -> None:
+    tokenizer = copy.deepcopy(smol)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|return|>"]})
+    tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
+    made = PromptEncoder(tokenizer, ModelSpec(name="m", path="m"))
+    ids = made.end_ids(tokenizer.convert_tokens_to_ids(declared))
+    assert set(tokenizer.convert_ids_to_tokens(sorted(ids))) == ends
 
 
 def spaced_tokenizer() -> PreTrainedTokenizerFast:

@@ -85,8 +85,8 @@ def test_single_can_be_asked_for() -> None:
     assert phase.cap == 77
 
 
-def test_a_generation_without_ids_goes_on_as_its_text() -> None:
+def test_a_generation_without_ids_stays_a_turn_of_the_model() -> None:
     think = Generation([], "so", "stop_token", tail="</think>")
     answer = Generation([7, 8], "5", "stop_token", tail="</answer>")
     turn = assistant_turn(TAGGED, [think, answer])
-    assert turn == ("<think>\n", "so</think>", "\n<answer>\n", answer)
+    assert turn == ("<think>\n", think, "\n<answer>\n", answer)

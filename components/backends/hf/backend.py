@@ -248,7 +248,7 @@ class HfBackend(Backend):
         self._weights = weights_report(model)
         refuse_tokenizer_beyond(model, vocabulary, _certain_text(encoder.tokenizer))
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._limits = Limits(encoder.end_ids() | _end_ids(model), context)
+        self._limits = Limits(encoder.end_ids(_end_ids(model)), context)
         self._model = model
         allowed = _drawable(model, vocabulary).to(self._device)
         if self._decoder != "generate":
