@@ -14,6 +14,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 32, "num_key_value_heads": 1},
     "phi3": {"sliding_window": None},
     "qwen3": {"head_dim": 32},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3_moe": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "head_dim": 32,
+    },
 }
 FIELDS: dict[str, Any] = {
     "vocab_size": 49152,

@@ -1,8 +1,8 @@
 """Attention that reads each row of a padded batch alone, so that numbers do not depend on batches.
 
-Over a padded batch, attention adds a row's terms in an order that depends on its padding; matrix
-products choose theirs by the number of rows. With this attention and `FIXED_ORDER` a float32 row on
-the CPU comes out the same, bit for bit, in any company.
+Over a padded batch, attention adds a row's terms in an order that depends on the padding, and
+matrix products add theirs in an order that depends on the number of rows. With this attention, and
+`FIXED_ORDER` on Intel processors, a float32 row on the CPU is the same in any batch, bit for bit.
 """
 
 import logging
@@ -23,11 +23,11 @@ _UNKNOWN = ("softcap", "position_bias", "s_aux")
 
 def make_repeatable(model: PreTrainedModel) -> None:
     """Make a model's rows independent of their batch, where this processor's library can."""
-    if model.config._attn_implementation == "sdpa":
+    if model.config._attn_implementation == "sdpa" and not attends_in_chunks(model):
         AttentionInterface.register(NAME, rowwise_attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)
-    if not _order_is_fixed():
+    if not order_is_fixed():
         name, value = FIXED_ORDER
         _LOG.warning(
             "matrix products add in an order that depends on the batch, and so may the last digits "
@@ -37,7 +37,13 @@ def make_repeatable(model: PreTrainedModel) -> None:
         )
 
 
-def _order_is_fixed() -> bool:
+def attends_in_chunks(model: PreTrainedModel) -> bool:
+    """Whether layers attend within chunks (Llama 4), which only the mask tells."""
+    layers = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return "chunked_attention" in layers
+
+
+def order_is_fixed() -> bool:
     """Whether sums of matrix products ignore the number of rows in this process."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(256, 576, generator=generator)

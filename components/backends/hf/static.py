@@ -1,5 +1,6 @@
-"""The reference decoder: one `generate` of Transformers per static batch."""
+"""The reference decoder: Transformers' `generate` over static batches."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,24 +17,32 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from components.backends.hf.padding import Sharing, padded, rotary_switch, separate, sharing
 from components.backends.hf.rowwise import make_repeatable
 from components.decoding.fast_draw import draw
 from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp
 from components.decoding.sequence import TokenSequence
 
 Finish = Callable[[TokenSequence], None]
+_LOG = logging.getLogger(__name__)
 
 
 class StaticDecoder:
-    """Decodes batches to the end, each as long as its longest row."""
+    """Decodes batches to the end; a batch takes as long as its longest sequence."""
 
     def __init__(
         self, model: PreTrainedModel, allowed: Tensor, use_cache: bool, threads: int
     ) -> None:
-        """`allowed` is a bool [vocabulary] of ids that the tokenizer has, on the model's device.
+        """Prepare `model`, and find out what its batches may hold.
 
-        The model's own generation config is emptied: nothing of it may reach a row. A float32 model
-        on the CPU is made independent of batches.
+        The model's generation config is emptied, so that none of its settings reach a row. A
+        float32 model on the CPU gets an attention that does not depend on the batch.
+
+        Args:
+            model: on its device.
+            allowed: bool [vocabulary] on that device, True for ids that the tokenizer has.
+            use_cache: whether steps reuse keys, values and states.
+            threads: CPU threads of a step.
         """
         model.generation_config = _config()
         if model.device.type == "cpu" and model.dtype == torch.float32:
@@ -42,20 +51,29 @@ class StaticDecoder:
         self._allowed = allowed
         self._use_cache = use_cache
         self._threads = threads
+        self._switch = rotary_switch(model)
+        self._sharing = sharing(model, use_cache)
+        if self._sharing is not Sharing.PADDED:
+            _LOG.warning("the model mixes padded rows: %s share a batch", self._sharing.value)
 
     def run(self, sequences: Sequence[TokenSequence], finish: Finish) -> None:
-        """Decode `sequences`; `finish` is called with each as soon as it is over.
+        """Decode sequences; `finish` is called with each as soon as it has ended.
 
         Raises:
-            FloatingPointError: the model's logits are not numbers.
-            RuntimeError: what torch raises, out of memory included; rows keep what they have.
+            FloatingPointError: the model's logits are not finite.
+            RuntimeError: what torch raises, out of memory included; sequences keep what they have.
         """
         torch.set_num_threads(self._threads)  # holds for the calling thread
+        for part in separate(sequences, self._sharing, self._switch):
+            unfinished = [sequence for sequence in part if not sequence.finished]
+            if unfinished:
+                self._generate(unfinished, finish)
+
+    def _generate(self, sequences: Sequence[TokenSequence], finish: Finish) -> None:
         started = time.perf_counter()
         for sequence in sequences:
             sequence.start_time = sequence.start_time or started
-        device = self._model.device
-        inputs = _padded([sequence.ids for sequence in sequences], device)
+        inputs = padded([sequence.ids for sequence in sequences], self._model.device)
         step = _Step(sequences, self._allowed, inputs["attention_mask"], finish)
         config = _config(
             do_sample=False,
@@ -63,17 +81,17 @@ class StaticDecoder:
             use_cache=self._use_cache,
             pad_token_id=0,
         )
-        with torch.inference_mode(), _within(self._model):
+        with torch.inference_mode(), _within_context(self._model):
             self._model.generate(
                 **inputs,
                 generation_config=config,
                 logits_processor=LogitsProcessorList([step]),
-                stopping_criteria=StoppingCriteriaList([_Over(step)]),
+                stopping_criteria=StoppingCriteriaList([_Ended(step)]),
             )
 
 
 class _Step(LogitsProcessor):
-    """Sees raw logits, notes entropy and logprob, draws the id of every row and forces it."""
+    """Measures raw logits, draws the id of every row, and makes `generate` take it."""
 
     def __init__(
         self, sequences: Sequence[TokenSequence], allowed: Tensor, mask: Tensor, finish: Finish
@@ -96,16 +114,16 @@ class _Step(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take raw float32 logits [rows, vocabulary]; return 0 for the drawn ids, else -inf."""
-        self._note(input_ids, scores.shape[-1])
+        self._mark_seen(input_ids, scores.shape[-1])
         tokens = draw(scores, self._settings, self._seeds, self._indices, self._allowed, self._seen)
         self._indices += 1
-        self._hand_out(tokens, *self._measured(scores, tokens))
+        self._accept(tokens, *self._measure(scores, tokens))
         forced = torch.full_like(scores, -torch.inf)
         return forced.scatter_(-1, tokens.unsqueeze(-1), 0.0)
 
-    def _measured(self, logits: Tensor, tokens: Tensor) -> tuple[list[float], list[float]]:
+    def _measure(self, logits: Tensor, tokens: Tensor) -> tuple[list[float], list[float]]:
         chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        entropy = total = chosen  # their difference is 0, or no number where the logits are none
+        entropy = total = chosen  # their difference is 0, or NaN where the logits are not finite
         if self._measures:
             entropy, total = entropy_and_logsumexp(logits)
         both = torch.stack((entropy, chosen - total))
@@ -117,7 +135,7 @@ class _Step(LogitsProcessor):
         entropies, logprobs = both.tolist()
         return entropies, logprobs
 
-    def _hand_out(self, tokens: Tensor, entropies: list[float], logprobs: list[float]) -> None:
+    def _accept(self, tokens: Tensor, entropies: list[float], logprobs: list[float]) -> None:
         finished = []
         for sequence, token, entropy, logprob in zip(
             self._sequences, tokens.tolist(), entropies, logprobs, strict=True
@@ -129,8 +147,8 @@ class _Step(LogitsProcessor):
             finished.append(sequence.finished)
         self.finished = torch.tensor(finished, device=tokens.device)
 
-    def _note(self, input_ids: Tensor, size: int) -> None:
-        """Remember which ids a row has seen, where a repetition penalty asks for it."""
+    def _mark_seen(self, input_ids: Tensor, size: int) -> None:
+        """Keep track of the ids that each row has seen, for repetition penalties."""
         if not self._settings.penalises:
             return
         if self._seen is None:
@@ -142,8 +160,8 @@ class _Step(LogitsProcessor):
         self._seen.scatter_(-1, input_ids[:, -1:], True)
 
 
-class _Over(StoppingCriteria):
-    """Which rows are over; the batch ends with the last."""
+class _Ended(StoppingCriteria):
+    """Tells `generate` which rows have ended; the batch ends with the last."""
 
     def __init__(self, step: _Step) -> None:
         self._step = step
@@ -154,8 +172,8 @@ class _Over(StoppingCriteria):
 
 
 @contextmanager
-def _within(model: Any) -> Iterator[None]:
-    """Keep positions within those that the model has: rows that are over go on in a batch."""
+def _within_context(model: Any) -> Iterator[None]:
+    """Keep positions within the context: rows that have ended are computed on with their batch."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def clamp(_: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -169,20 +187,6 @@ def _within(model: Any) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def _padded(sequences: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
-    """Ids with padding on the left, attention mask and positions, each [rows, longest]."""
-    longest = max(map(len, sequences))
-    ids = torch.tensor(
-        [[0] * (longest - len(sequence)) + list(sequence) for sequence in sequences], device=device
-    )
-    mask = torch.tensor(
-        [[0] * (longest - len(sequence)) + [1] * len(sequence) for sequence in sequences],
-        device=device,
-    )
-    positions = (mask.cumsum(-1) - 1).clamp_(min=0)
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
 
 
 def _config(**values: Any) -> GenerationConfig:

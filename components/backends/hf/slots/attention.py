@@ -27,6 +27,7 @@ _IGNORED = {
     "cache_position",
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "return_dict",
     "position_embeddings",
     "is_causal",

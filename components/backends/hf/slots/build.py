@@ -49,13 +49,18 @@ def scheduler_factory(
     device = model.device
     most = slots_for(options, device)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
-    reason = _why_no_graphs(layers, allowed, device)
+    reason = _why_no_graphs(model, layers, allowed)
     if reason is None and options.compile:
         fuse_linears(model)
         compile_layers(model)
     if reason is not None and (layered := pack(model)):
         _LOG.info(
             "weights of %d layers lie as the processor's matrix instructions read them", layered
+        )
+    if device.type == "cpu" and model.dtype == torch.float32:
+        _LOG.warning(
+            "float32 ids do not depend on how many rows decode together, but the last digits of "
+            "entropies and logprobs may: decoder=generate on an Intel processor fixes those too"
         )
     if reason is not None and device.type == "cuda":
         _LOG.warning("decoding without CUDA graphs: %s", reason)
@@ -79,11 +84,11 @@ def scheduler_factory(
 
 
 def _why_no_graphs(
-    layers: tuple[LayerShape, ...], allowed: Tensor, device: torch.device
+    model: PreTrainedModel, layers: tuple[LayerShape, ...], allowed: Tensor
 ) -> str | None:
     """Why steps cannot be CUDA graphs; None if they can."""
-    if device.type != "cuda":
-        return f"the device is {device.type}"
+    if model.device.type != "cuda":
+        return f"the device is {model.device.type}"
     if find_spec("triton") is None:
         return "Triton is not installed"
     if any(layer.dtype not in (torch.float16, torch.bfloat16) for layer in layers):
@@ -91,10 +96,19 @@ def _why_no_graphs(
     sizes = {size for layer in layers for size in (layer.key_size, layer.value_size)}
     if any(size > 256 or size % 8 for size in sizes):
         return f"flash attention takes no heads of {sizes}"
+    if has_experts(model):
+        return "experts are chosen on the host"
     count = int(allowed.sum())
     if not bool(allowed[:count].all()):
         return "ids that the tokenizer does not have lie between ones that it has"
     return None
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    """Whether tokens are sent to different experts, by what the config counts."""
+    config = model.config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any((getattr(config, name, None) or 0) > 1 for name in names)
 
 
 def _page(device: torch.device, context: int, share: int) -> int:

@@ -1,4 +1,4 @@
-"""Whether a model can be decoded in pages: what its attention asks for, and a trial."""
+"""Whether a model can be decoded with paged attention: what its attention needs, and a trial."""
 
 from typing import Any
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from components.backends.hf.padding import rotary_switch
+from components.backends.hf.rowwise import attends_in_chunks
 from components.backends.hf.slots.attention import (
     NAME,
     ProbeFrame,
@@ -36,6 +38,14 @@ def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         raise UnfitModelError("it does not follow Transformers' attention interface")
     if model._is_stateful or config.is_encoder_decoder:
         raise UnfitModelError("it keeps more state than keys and values")
+    if attends_in_chunks(model):
+        size = getattr(config, "attention_chunk_size", None)
+        raise UnfitModelError(f"some of its layers attend within chunks of {size} tokens")
+    switch = rotary_switch(model)
+    if switch is not None:
+        raise UnfitModelError(
+            f"beyond {switch} tokens it turns all positions of a call by other factors (LongRoPE)"
+        )
     before = config._attn_implementation
     with torch.inference_mode():
         expected = _logits(model)
