@@ -1,4 +1,4 @@
-"""The draw of tokens as it is computed: with noise for few ids, without a sort."""
+"""Gumbel-max sampling as it is computed: without a sort, and with noise for few ids only."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ from components.decoding.sampling import (
     shifted_entropy_and_logsumexp,
 )
 
-_NEAR_LARGEST = (-7.0, -10.0)  # scaled logits above which what top_p keeps is looked for
+_NEAR_LARGEST = (-7.0, -10.0)  # scaled logits above which top_p's ids are looked for first
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Drawn ids, int64 [rows], and what raw logits say of them, float32 [rows] each."""
+    """Drawn ids, int64 [rows]; entropies (nats) and logprobs of raw logits, float32 [rows] each."""
 
     tokens: Tensor
     entropies: Tensor
@@ -37,9 +37,9 @@ def sample(
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> SampledTokens:
-    """What `draw` draws and `entropy_and_logsumexp` measures, with the logits read once on a CPU.
+    """Draw as `draw` does, and measure the logits; a CPU reads them once for both.
 
-    Arguments are as of `draw`; logits of any type.
+    Arguments are as of `draw`; logits may have any floating type.
     """
     barred = barred_by(allowed)
     if not settings.random or logits.device.type != "cpu":
@@ -64,12 +64,10 @@ def draw(
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """Draw one id per row, int64 [rows].
-
-    The same as `choose(filtered(...))`, without a sort, and with noise for few ids.
+    """Draw one id per row, int64 [rows]: the one that `choose(filtered(...))` draws.
 
     Args:
-        logits: raw float32 logits [rows, vocabulary]; left as they are.
+        logits: raw float32 logits [rows, vocabulary]; not changed.
         settings: the rows' sampling parameters.
         seeds: 64-bit seeds, int64 [rows].
         indices: index of the token to draw in its phase, int64 [rows].
@@ -82,11 +80,12 @@ def draw(
 
 
 class GumbelMax:
-    """Logits plus noise, where noise is made only for ids that may win.
+    """Gumbel-max sampling of a batch: token = argmax(filtered logit + noise).
 
-    A row's largest logit passes every filter, so that a winner scores no less than it does, and
-    filters let few ids through unless a row is flat. Of the ids left, the best is taken; where
-    that fails top_p, all ids with logits no larger fail with it.
+    The largest logit survives every filter. An id whose logit plus the greatest possible noise
+    stays below the largest logit plus the least possible noise cannot win, so no noise is computed
+    for it. The best candidate is drawn if it passes top_p; if it fails, every id with a logit no
+    larger fails too, and the best of the others is next.
     """
 
     def __init__(
@@ -98,14 +97,13 @@ class GumbelMax:
         measures: bool = False,
     ) -> None:
         self._logits, self._settings, self._barred, self._seen = logits, settings, barred, seen
-        self._unmodified = barred is None and not settings.penalises  # nothing is done to logits
+        self._unmodified = barred is None and not settings.penalises
         self._chunk_rows = rows_per_chunk(logits)
         self._min_logit = _min_logit(settings, logits.shape[-1])
         self._measures = measures
-        self.measurements: list[
-            tuple[Tensor, Tensor]
-        ] = []  # entropies and log-sum-exps of some rows
-        # Memory that is taken once spares a CPU the faults of fresh pages.
+        # Entropies and log-sum-exps of every chunk, filled by `draw` if it `measures`.
+        self.measurements: list[tuple[Tensor, Tensor]] = []
+        # Buffers are reused by all chunks: on a CPU, fresh memory costs page faults.
         buffer = min(self._chunk_rows, len(logits)), logits.shape[-1]
         self._floats = torch.empty(3, *buffer, device=logits.device)
         self._words = torch.empty(2, *buffer, dtype=torch.int32, device=logits.device)
@@ -135,7 +133,9 @@ class GumbelMax:
     def _candidates(self, words: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ids that may win, in order, and their scaled logits, padded with minus infinity.
 
-        Also the mass of each row, and whether its contenders are all ids above some logit.
+        Returns:
+            ids and scaled logits, both [rows, candidates]; the mass of each row [rows, 1]; and
+            whether a row's candidates are all of its ids above some logit, bool [rows, 1].
         """
         size = self._logits.shape[-1]
         rows, ids, candidate_logits, totals, complete = [], [], [], [], []
@@ -175,7 +175,7 @@ class GumbelMax:
         total: Tensor,
         words: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, bool]:
-        """Places of ids that may win, each row's mass, and whether the noise had to tell."""
+        """Places of ids that may win, each row's mass, and whether noise helped to find them."""
         min_logit = self._min_logit[chunk]
         if settings.max_top_k:
             min_logit = torch.maximum(min_logit, _near_top_k(scaled, settings))
@@ -207,7 +207,7 @@ class GumbelMax:
     def _mask_by_noise(
         self, scaled: Tensor, weights: Tensor, words: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Where a score may reach that of the largest logit; `weights` are spent."""
+        """Where a noisy score may reach that of the largest logit; overwrites `weights`."""
         ids = low_word(torch.arange(scaled.shape[-1], device=scaled.device))
         noise_words = field(words, ids, self._words[:, : len(scaled)])
         # A score is no less if v <= -log(1-v) <= weight * (-log(1-v) of the largest).
@@ -245,7 +245,7 @@ def _min_logit(settings: SamplingTensors, size: int) -> Tensor:
 def _near_largest(
     scaled: Tensor, weights: Tensor, total: Tensor, settings: SamplingTensors
 ) -> Tensor | None:
-    """Places of ids near the largest that hold all that top_p keeps; None if they are not few."""
+    """Places of ids near the largest that surely hold all that top_p keeps; None if none are."""
     if scaled.device.type != "cpu" or not settings.top_p_alone:
         return None
     size = scaled.shape[-1]
@@ -267,7 +267,7 @@ def _top_k(scaled: Tensor, settings: SamplingTensors) -> Tensor:
 
 
 def _near_top_k(scaled: Tensor, settings: SamplingTensors) -> Tensor:
-    """A scaled logit [rows, 1] that top_k logits reach, and few more: as many blocks do."""
+    """A scaled logit [rows, 1] that at least top_k logits reach: the maxima of top_k blocks do."""
     blocks = scaled.shape[-1] // 64
     if settings.max_top_k * 2 > blocks:
         return _top_k(scaled, settings)
@@ -277,7 +277,7 @@ def _near_top_k(scaled: Tensor, settings: SamplingTensors) -> Tensor:
 def _within_top_k(
     candidate_logits: Tensor, total: Tensor, complete: Tensor, settings: SamplingTensors
 ) -> tuple[Tensor, Tensor]:
-    """The mass of top_k, and `candidate_logits` without those that it leaves out."""
+    """The mass of top_k, and `candidate_logits` with minus infinity outside of it."""
     limited = complete & (settings.top_k > 0)
     fails = limited & (candidate_logits < _top_k(candidate_logits, settings))
     candidate_logits = candidate_logits.masked_fill(fails, -torch.inf)
@@ -290,7 +290,7 @@ def _within_top_k(
 
 
 def _first(values: Tensor) -> Tensor:
-    """Where each row's largest value stands first, [rows, 1]."""
+    """Index of each row's first largest value, [rows, 1]."""
     if values.device.type != "cpu":
         return values.argmax(dim=-1, keepdim=True)
     return torch.from_numpy(values.numpy().argmax(axis=-1, keepdims=True))
@@ -303,7 +303,7 @@ def _reaching(values: Tensor, min_logit: Tensor) -> Tensor:
 
 
 def _places(mask: Tensor) -> Tensor:
-    """Where a mask holds, counted through its rows."""
+    """Flat indices at which a mask holds."""
     if mask.device.type != "cpu":
         return mask.flatten().nonzero().squeeze(-1)
     return torch.from_numpy(np.flatnonzero(mask.numpy()))

@@ -16,7 +16,7 @@ from components.decoding.noise import noise
 from pipeline.spec import Sampling
 
 _LOWEST = -200.0  # exp of it is 0 in float32
-_CHUNK_LOGITS = 1 << 17  # logits that a CPU's core looks at together
+_CHUNK_LOGITS = 1 << 17  # per CPU thread: they stay in its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SamplingTensors:
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], device: torch.device) -> Self:
-        """The settings of `rows`, in their order."""
+        """The parameters of `rows`, in their order."""
 
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, device=device).unsqueeze(1)
@@ -56,7 +56,7 @@ class SamplingTensors:
         )
 
     def select(self, rows: Tensor | slice) -> Self:
-        """The settings of some rows."""
+        """The parameters of some rows."""
         columns = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         chosen = {name: getattr(self, name)[rows] for name in columns}
         return dataclasses.replace(self, **chosen)
@@ -77,7 +77,7 @@ def _entropy_and_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shifted_entropy_and_logsumexp(shifted: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy and log-sum-exp of logits whose largest is 0; `buffer` is spent."""
+    """Entropy and log-sum-exp of logits whose largest is 0; overwrites `buffer`."""
     weights = torch.exp(shifted, out=buffer)
     total = weights.sum(dim=-1)
     mean = weights.mul_(shifted).sum(dim=-1)
@@ -89,7 +89,7 @@ def shifted_entropy_and_logsumexp(shifted: Tensor, buffer: Tensor) -> tuple[Tens
 
 
 def rows_per_chunk(logits: Tensor) -> int:
-    """How many rows to look at together: on a CPU few enough to stay in its cache."""
+    """Rows to process together: on a CPU few enough to stay in its cache."""
     if logits.device.type != "cpu":
         return max(1, len(logits))
     return max(1, _CHUNK_LOGITS * torch.get_num_threads() // logits.shape[-1])
@@ -101,12 +101,12 @@ def filtered(
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> Tensor:
-    """Scaled logits of what is drawn from: minus infinity where a token may not be drawn.
+    """Logits over temperature, minus infinity where a token may not be drawn.
 
     The order is Transformers': repetition penalty, temperature, top_k, top_p, min_p. A token passes
     top_k if fewer than k logits are strictly larger, and top_p if those that are strictly larger
-    hold less than top_p of the mass that top_k left; so ties stay together. A row of temperature 0
-    keeps its largest logits only. Arguments as of `draw`.
+    hold less than top_p of the mass that top_k left, so ties stay together. A row of temperature 0
+    keeps its largest logits only. Arguments are as of `fast_draw.draw`.
     """
     return _masked(eligible(logits, settings, barred_by(allowed), seen), settings)
 
@@ -137,7 +137,10 @@ def barred_by(allowed: Tensor | None) -> Tensor | None:
 
 
 def over_temperature(shifted: Tensor, settings: SamplingTensors) -> Tensor:
-    """Logits, the largest 0, over temperature, in place; temperature 0 leaves only the largest."""
+    """Divide logits, of which the largest is 0, by temperature, in place.
+
+    Temperature 0 leaves only the largest.
+    """
     tiny = torch.finfo(torch.float32).tiny
     return shifted.div_(settings.temperature.clamp(min=tiny))
 

@@ -1,4 +1,4 @@
-"""One request on its way through a decoder."""
+"""One request on its way through a decoder: its ids so far, and what ends it."""
 
 import sys
 import time
@@ -19,9 +19,10 @@ class Limits:
 
 
 class TokenSequence:
-    """A prompt and the ids that follow it so far.
+    """A prompt and the ids generated so far.
 
-    A decoder may drop its cache at any time and go on from `ids`; `accept` takes every new id once.
+    A decoder may drop what it has cached and recompute it from `ids`; `accept` takes each new id
+    once.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class TokenSequence:
 
     @property
     def num_remaining(self) -> int:
-        """How many more ids may come: up to the cap, or the last position that the model has."""
+        """How many more ids may come: up to the cap or the end of the context."""
         return min(self.request.cap, self._max_new) - len(self.token_ids)
 
     @property
     def finished(self) -> bool:
-        """Whether no more ids are wanted."""
+        """Whether it has ended or was cancelled."""
         return self.cancelled or self.finish_reason is not None
 
     @property
@@ -71,9 +72,9 @@ class TokenSequence:
     def accept(
         self, tokens: Sequence[int], entropies: Sequence[float], logprobs: Sequence[float]
     ) -> int:
-        """Take the next ids up to the one that ends the row; return how many these were.
+        """Take the next ids up to the one that ends the sequence; return how many were taken.
 
-        Certain text goes to `on_token`.
+        Text that later ids cannot change goes to `on_token`.
         """
         num_remaining = self.num_remaining
         candidates = tokens[:num_remaining]
@@ -100,7 +101,7 @@ class TokenSequence:
         return count
 
     def _accept_end(self, tokens: Sequence[int]) -> int:
-        """Take ids with an end-of-sequence id among them."""
+        """Take ids of which one is an end of sequence."""
         end = next(n for n, token in enumerate(tokens) if token in self._limits.end_ids)
         count = self._text.push_all(tokens[:end])
         if self._text.stopped:

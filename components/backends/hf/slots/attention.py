@@ -1,7 +1,7 @@
 """The attention function that the decoder puts in place of a model's own.
 
-A model is called with one packed sequence: tokens of many rows behind one another. What belongs
-to whom is told by the `Frame` of the step, which this function finds in its thread.
+The model sees all sequences' tokens concatenated. The current `Frame`, which is thread-local, says
+which tokens belong to which sequence, and where their keys and values are cached.
 """
 
 import math
@@ -19,8 +19,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from components.backends.hf.slots.kv_cache import KVCache, LayerShape
 
 NAME = "rethink_pages"
-_PADDING = 128  # tokens behind the ends of rows that are read rather than making one more call
-# What an attention layer may be told beyond the arguments named below, and what does not matter.
+_PADDING = 128  # tokens past ends that a call may read rather than be split in two
+# Arguments that models pass to attention and that do not change its result here.
 _IGNORED = {
     "position_ids",
     "use_cache",
@@ -38,11 +38,11 @@ _IGNORED = {
 
 
 class UnfitAttentionError(ValueError):
-    """The model's attention asks for something that this function does not do."""
+    """The model's attention needs something that this function does not do."""
 
 
 class Frame(Protocol):
-    """Who attends to what in one call of the model."""
+    """Which token attends to what in one call of the model."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Cache key and value [1, heads, tokens, size]; return [1, tokens, heads, size]."""
@@ -53,7 +53,7 @@ _current = threading.local()
 
 @contextmanager
 def using_frame(frame: Frame) -> Iterator[None]:
-    """Attention of this thread goes through `frame`."""
+    """Let attention in this thread go through `frame`."""
     _current.frame = frame
     try:
         yield
@@ -71,7 +71,7 @@ def attend(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the cached tokens of every row, as Transformers' interface has it.
+    """Attention over the cached tokens of every sequence, with Transformers' signature.
 
     Raises:
         UnfitAttentionError: the model passes an argument that would change the result.
@@ -92,8 +92,8 @@ def attend(
     return frame.attend(layer, query, key, value, scale), None
 
 
-# The compiler sees one opaque call, so that it need not know about caches. The layer's number comes
-# as a tensor: layers that differ in nothing else share one program then.
+# The compiler sees one opaque call, so it need not know about caches. The layer's number is a
+# tensor: with a plain number, every layer would be compiled anew.
 @torch.library.custom_op("rethink::attend", mutates_args=())
 def _operator(query: Tensor, key: Tensor, value: Tensor, scale: float, layer: Tensor) -> Tensor:
     frame: Frame = _current.frame
@@ -106,7 +106,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, scale: float, layer: Tensor) ->
 
 
 def _longest(module: nn.Module) -> float:
-    """Positions that the model has, if it says."""
+    """Positions that the model has, if its config says so."""
     return getattr(module.config, "max_position_embeddings", None) or math.inf
 
 
@@ -114,7 +114,7 @@ AttentionInterface.register(NAME, attend)
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """Compile the decoder's layers on first use, as one program that all of them share."""
+    """Compile the model's layers on first use, as one program that they share."""
     for module in model.modules():
         number = getattr(module, "layer_idx", None)
         if number is not None:
@@ -125,7 +125,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 class ProbeFrame:
-    """One sequence from its start, nothing cached; notes what every layer would cache."""
+    """A single sequence from its start, without a cache; records what every layer would cache."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
@@ -144,16 +144,16 @@ class ProbeFrame:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens of one row in a packed call: `count` from `start`, and all that row has after it."""
+    """Consecutive tokens of one sequence within a packed call."""
 
-    start: int
+    start: int  # index in the call
     count: int
-    length: int
-    table: Tensor  # pages of the row, int64
+    length: int  # tokens of the sequence up to the last of these
+    table: Tensor  # its pages, int64
 
 
 class PrefillFrame:
-    """Several tokens per row, each row by itself."""
+    """Several tokens per sequence; each sequence is attended to separately."""
 
     def __init__(
         self, cache: KVCache, pages: Tensor, offsets: Tensor, chunks: Sequence[PrefillChunk]
@@ -164,7 +164,7 @@ class PrefillFrame:
         self._chunks = [(chunk, _causal(chunk, pages.device)) for chunk in chunks]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of every row to its own tokens up to each."""
+        """Causal attention of every sequence to its own tokens."""
         self._cache.write(layer, self._pages, self._offsets, key, value)
         out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         for chunk, mask in self._chunks:
@@ -193,7 +193,7 @@ class PrefillFrame:
 
 
 def _causal(chunk: PrefillChunk, device: torch.device) -> Tensor | None:
-    """Which tokens each of the new ones sees, bool [count, length]; None where a flag says it."""
+    """Which tokens each new token sees, bool [count, length]; None if `is_causal` expresses it."""
     if chunk.count in (1, chunk.length):
         return None
     full = torch.ones(chunk.count, chunk.length, dtype=torch.bool, device=device)
@@ -202,7 +202,7 @@ def _causal(chunk: PrefillChunk, device: torch.device) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Rows that are read together: single pages behind one another, or those of a table."""
+    """Sequences that are read together: adjacent single pages, or those of a table."""
 
     rows: slice
     pages: slice | Tensor
@@ -218,7 +218,7 @@ class _DecodeGroup:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Self:
-        """Some of the rows; `lengths` are those of all."""
+        """The group of some of the call's sequences; `lengths` are those of all."""
         chunk_lengths = lengths[rows]
         longest = max(chunk_lengths)
         if min(chunk_lengths) == longest:
@@ -230,7 +230,7 @@ class _DecodeGroup:
 
 
 class DecodeFrame:
-    """One token per row; rows of one page each, with neighbouring pages, without a copy."""
+    """One token per sequence. Sequences of one page, in adjacent pages, are read without a copy."""
 
     def __init__(
         self,
@@ -240,9 +240,9 @@ class DecodeFrame:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """`tables` holds the pages of every row, `lengths` its tokens with the new one.
+        """`tables`: pages of every sequence; `lengths`: its tokens, the new one included.
 
-        Rows of more than one page stand behind the others.
+        Sequences of one page must come first.
         """
         self._cache = cache
         last = [
@@ -267,10 +267,10 @@ class DecodeFrame:
         self._groups.append(_DecodeGroup.of(rows, rest, lengths, device, dtype))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of every row's token to its row."""
+        """Attention of every token to its own sequence."""
         self._cache.write(layer, self._pages, self._offsets, key, value)
         rows, heads = query.shape[2], key.shape[1]
-        # Queries that share a key head lie where other queries of a sequence would.
+        # Queries that share a key head take the place of several queries of one head.
         split = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
         parts = []
         for group in self._groups:
@@ -291,7 +291,7 @@ class DecodeFrame:
 
 
 def _contiguous_groups(pages: Sequence[int], lengths: Sequence[int]) -> list[slice]:
-    """Rows whose pages lie behind one another, cut where padding costs more than a call."""
+    """Sequences in adjacent pages, split where padding would cost more than another call."""
     groups: list[slice] = []
     start = longest = 0
     for row, page in enumerate(pages):

@@ -1,4 +1,4 @@
-"""Puts a decoder together for a model and the memory that is free."""
+"""Builds the scheduler of slots for a model and the memory that is free."""
 
 import logging
 from collections.abc import Callable
@@ -27,25 +27,28 @@ _CPU_CHUNK, _GPU_CHUNK = 512, 8192
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user may set, and what tests do."""
+    """What a user can set, and, for tests, sizes that are otherwise chosen here."""
 
-    slots: int | None = None  # rows that decode at once; None: as the device and memory allow
+    slots: int | None = None  # sequences that decode at once; None: as the device and memory allow
     share: bool = True
     page: int | None = None  # tokens
     pages: int | None = None
     chunk: int | None = None  # prompt tokens of one step
-    compile: bool = True  # CUDA: fuse what lies between matrix products
+    compile: bool = True  # CUDA: compile the layers
 
 
 def slots_for(options: Options, device: torch.device) -> int:
-    """Rows that decode at once, before memory is looked at."""
+    """Sequences that decode at once, if memory allows."""
     return options.slots or (_GPU_SLOTS if device.type == "cuda" else _CPU_SLOTS)
 
 
 def scheduler_factory(
     model: PreTrainedModel, layers: tuple[LayerShape, ...], allowed: Tensor, options: Options
 ) -> Callable[[int], Scheduler]:
-    """`make(slots)`: a scheduler with a cache as large as what is free; fewer slots take less."""
+    """Return `make(slots)`, which builds a scheduler with a cache that takes the free memory.
+
+    With half the slots, as after out of memory, the cache takes less.
+    """
     device = model.device
     most = slots_for(options, device)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
@@ -86,7 +89,7 @@ def scheduler_factory(
 def _why_no_graphs(
     model: PreTrainedModel, layers: tuple[LayerShape, ...], allowed: Tensor
 ) -> str | None:
-    """Why steps cannot be CUDA graphs; None if they can."""
+    """Why steps cannot run as CUDA graphs; None if they can."""
     if model.device.type != "cuda":
         return f"the device is {model.device.type}"
     if find_spec("triton") is None:
@@ -112,9 +115,9 @@ def has_experts(model: PreTrainedModel) -> bool:
 
 
 def _page(device: torch.device, context: int, share: int) -> int:
-    """Tokens of a page; on a CPU, where rows of one page are read without a copy, long ones.
+    """Tokens of a page; a CPU has long ones, since sequences of one page are read without a copy.
 
-    `share` is what every slot and its forerunner may have of the memory.
+    `share`: tokens that each slot, and the finished sequence retained beside it, can have.
     """
     if device.type == "cuda":
         return _GPU_PAGE

@@ -12,22 +12,22 @@ from components.backends.hf.slots.kv_cache import KVCache
 from components.backends.hf.slots.sequences import ActiveSequence
 
 _LOG2E = 1.4426950408889634
-_BLOCK = 64  # tokens of a page that a program reads at once
-_MIN_PROGRAMS = 512  # programs that fill a card of some 130 multiprocessors
+_BLOCK = 64  # tokens that a program reads at a time; pages are multiples of it
+_MIN_PROGRAMS = 512  # programs that fill a GPU of some 130 multiprocessors
 _MAX_SPLITS = 16
 
 
 class PagedDecode:
-    """One token of every slot, the places told by tensors: fit for a CUDA graph."""
+    """One token per slot; pages and positions are tensors, so a CUDA graph can replay it."""
 
     def __init__(self, cache: KVCache, table: Tensor, positions: Tensor, order: Tensor) -> None:
-        """Rows of `table` stand for slots.
+        """The rows of `table` are slots.
 
         Args:
             cache: keys and values.
-            table: pages of every row, int32 [slots, pages of a row].
-            positions: tokens that every row has cached, int64 [slots].
-            order: in which rows are begun, int32 [slots]: the longest first fill the card best.
+            table: pages of every slot's sequence, int32 [slots, pages].
+            positions: tokens that every slot has cached, int64 [slots].
+            order: in which slots are started, int32 [slots]; the longest first fill the GPU best.
         """
         self._cache = cache
         self._table = table
@@ -65,10 +65,10 @@ class PagedDecode:
 
 
 class PagedPrefill:
-    """Several tokens per row, packed behind one another."""
+    """Several tokens per sequence, concatenated."""
 
     def __init__(self, cache: KVCache, split_sums: Sequence[tuple[ActiveSequence, int]]) -> None:
-        """The next `count` ids of every row; their pages are there."""
+        """For the next `count` ids of every (sequence, count), which have their pages."""
         device = cache.keys[0].device
         starts = [active.cached.computed for active, _ in split_sums]
         counts = [count for _, count in split_sums]
@@ -115,7 +115,7 @@ class PagedPrefill:
 def _places(
     tables: Sequence[np.ndarray], tokens: Sequence[np.ndarray], size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Page and place in it of tokens of several rows."""
+    """Pages, and offsets in them, of tokens of several sequences."""
     pages = [table[places // size] for table, places in zip(tables, tokens, strict=True)]
     offsets = [places % size for places in tokens]
     both = upload(np.stack((np.concatenate(pages), np.concatenate(offsets))), device)
@@ -123,12 +123,12 @@ def _places(
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """A host array on the device, without waiting for what runs there."""
+    """Copy a host array to the device, without waiting for what runs there."""
     return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
 def _splits(programs: int) -> int:
-    """Parts that a row is read in, so that few rows fill the card too; a power of 2."""
+    """Splits of a sequence, so that few sequences fill the GPU too; a power of 2."""
     splits = 1
     while splits < _MAX_SPLITS and programs * splits < _MIN_PROGRAMS:
         splits *= 2

@@ -27,7 +27,7 @@ class UnfitModelError(ValueError):
 
 
 def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """Put the decoder's attention into `model`; return what each of its layers caches.
+    """Set the decoder's attention in `model`; return what each of its layers caches per token.
 
     Raises:
         UnfitModelError: the model does not follow the attention interface, keeps more state than
@@ -63,9 +63,9 @@ def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 
 
 def fuse_linears(model: PreTrainedModel) -> int:
-    """Compute linear layers that read the same tensor as one; how many products are saved.
+    """Fuse linear layers that read the same tensor; return how many products that saves.
 
-    `model` has the decoder's attention. Where the joined layers give other logits, all is undone.
+    `model` has the decoder's attention. If the fused layers give other logits, all is undone.
     """
     readers = SharedInputs()
     with torch.inference_mode():

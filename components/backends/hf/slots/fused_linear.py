@@ -1,9 +1,9 @@
 """Linear layers that read the same tensor, computed as one product.
 
-Queries, keys and values of a layer, or gate and up, are several products of the same input. One
-product of their weights behind one another keeps a card busier than each by itself. Which layers
-these are is seen in a trial run of the model, so that no architecture need be known by name. One
-thread at a time may call a model with joined layers.
+The projections to queries, keys and values, or to gate and up, are several products with the same
+input. One product with their concatenated weights keeps a GPU busier than each by itself. A trial
+run of the model shows which layers these are, so no architecture need be known by name. Only one
+thread at a time may call a model with fused layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 
 class _FusedProduct:
-    """The weights of layers that are called one after another, and the product on its way."""
+    """The concatenated weights of layers that are called in turn, and their current product."""
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
         self.weight = torch.cat([part.weight.data for part in parts])
@@ -26,7 +26,7 @@ class _FusedProduct:
 
 
 class _FusedLinear(nn.Linear):
-    """One of the layers: the first computes the product of all, the last lets go of it."""
+    """One of these layers: the first to be called computes the product, the last frees it."""
 
     product: _FusedProduct
     place: tuple[int, int]
@@ -44,7 +44,10 @@ class _FusedLinear(nn.Linear):
 
 
 class FusedLinears:
-    """Groups of layers whose products are joined; a layer's own weight becomes a view."""
+    """Groups of fused layers. A layer's own weight becomes a view of the concatenated one.
+
+    A fused layer changes its `__class__`, so hooks, names and parameters stay as they were.
+    """
 
     def __init__(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
         self.groups = groups
@@ -52,7 +55,7 @@ class FusedLinears:
             _fuse(parts)
 
     def undo(self) -> None:
-        """Every layer by itself again."""
+        """Let every layer compute its own product again."""
         for part in (part for parts in self.groups for part in parts):
             part.__class__ = nn.Linear
 
@@ -72,14 +75,14 @@ def _fuse(parts: Sequence[nn.Linear]) -> None:
 
 
 class SharedInputs:
-    """Notes which linear layers are called one after another with the same tensor."""
+    """Records which linear layers are called in turn with the same tensor."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[nn.Linear, Tensor]] = []
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """For the time of one forward of `model`."""
+        """Record during one forward of `model`."""
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
         hooks = [layer.register_forward_pre_hook(self._note) for layer in layers]
         try:
@@ -89,7 +92,7 @@ class SharedInputs:
                 hook.remove()
 
     def groups(self) -> list[list[nn.Linear]]:
-        """Layers that can be joined, in the order of their calls."""
+        """Layers that can be fused, in the order of their calls."""
         found: list[list[nn.Linear]] = []
         before: Tensor | None = None
         for layer, given in self._calls:
@@ -117,7 +120,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def _alike(layer: nn.Linear, other: nn.Linear) -> bool:
-    """Whether both are plain layers of one kind: adapters and quantized ones stay by themselves."""
+    """Whether both are plain layers of one kind; adapters and quantized layers are not."""
     plain = is_plain(layer) and is_plain(other)
     same = (layer.bias is None) == (other.bias is None)
     weights = (layer.weight, other.weight)

@@ -1,4 +1,4 @@
-"""The keys and values themselves: for every layer, pages of equal size."""
+"""The tensors of the key/value cache: for every layer, pages of equal size."""
 
 import math
 import os
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from components.backends.hf.slots.pages import Copy
 
-_GPU_SHARE = 0.88  # of free memory that the cache may take; the rest is for activations
+_GPU_SHARE = 0.88  # of free memory; the rest is for activations
 _CPU_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer caches of a token."""
+    """Shape and type of what one layer caches per token."""
 
     heads: int
     key_size: int
@@ -53,18 +53,18 @@ class KVCache:
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
 
     def write(self, layer: int, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put keys and values [1, heads, tokens, size] of new tokens in their places."""
+        """Write keys and values [1, heads, tokens, size] to offsets within pages."""
         self.keys[layer][pages, :, offsets] = key[0].transpose(0, 1)
         self.values[layer][pages, :, offsets] = value[0].transpose(0, 1)
 
     def gather(self, layer: int, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [rows, heads, tokens, size] of the pages [rows, pages] in `table`."""
+        """Keys and values [sequences, heads, tokens, size] in pages [sequences, n]."""
         both = (self.keys[layer], self.values[layer])
         keys, values = (t[table].transpose(1, 2).flatten(2, 3) for t in both)
         return keys, values
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Copy the starts of pages, as if one after another."""
+        """Copy the starts of pages, with the result of copying one after another."""
         for some in independent(copies):
             count = max(copy.count for copy in some)
             pages = torch.tensor([(copy.source, copy.target) for copy in some])
@@ -73,20 +73,20 @@ class KVCache:
                 tensor[targets, :, :count] = tensor[sources, :, :count]
 
     def wipe(self, pages: Sequence[int], count: int) -> None:
-        """Put zeros for the first `count` tokens of pages."""
+        """Write zeros to the first `count` tokens of pages."""
         places = torch.tensor(pages, dtype=torch.int64, device=self.keys[0].device)
         for tensor in (*self.keys, *self.values):
             tensor[places, :, :count] = 0
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.keys, self.values = [], []
 
 
 def independent(copies: Iterable[Copy]) -> list[list[Copy]]:
-    """The copies in stretches within which their order does not matter.
+    """Split copies into lists within which their order does not matter.
 
-    Samples of one prompt copy from each other in turn: all of them then copy from the first.
+    Samples of one prompt copy from each other in a chain; here all of them copy from the first.
     """
     stretches: list[list[Copy]] = []
     read: set[int] = set()
@@ -105,14 +105,14 @@ def independent(copies: Iterable[Copy]) -> list[list[Copy]]:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros: what was never written is multiplied by 0, so it must be finite.
+    """Zeros: masked attention multiplies what was never written by 0, so it must be finite.
 
-    Main memory is taken page by page as it is written, so a cache may be larger than what is used.
+    Main memory is only taken once it is written to, so a large cache costs what is used of it.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape) * dtype.itemsize
-    # Not NumPy's zeros: those ask for huge pages, of which a row's first token takes 2 MB each.
+    # NumPy's zeros ask for huge pages, so a sequence's first token would take 2 MB per layer.
     room = mmap(-1, count, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     return torch.frombuffer(room, dtype=dtype).view(shape)
 
@@ -126,7 +126,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _free_ram() -> int:
-    """Bytes of main memory that this process may still take: the machine's, or its container's."""
+    """Bytes of main memory that the machine, and this process's container, still have."""
     found = []
     info = Path("/proc/meminfo")
     if info.is_file():

@@ -1,7 +1,7 @@
-"""Linear layers whose bfloat16 weights lie as the processor's matrix instructions read them.
+"""Linear layers whose bfloat16 weights are stored as the processor's matrix instructions read them.
 
-From weights as they are stored, every product first brings all of them into that order: for the few
-rows of a decoding step this takes longer than the product.
+From ordinary weights, every product first reorders all of them, which takes longer than the product
+itself for the few rows of a decode step.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from components.backends.hf.slots.fused_linear import is_plain
 
 
 def pack(model: PreTrainedModel) -> int:
-    """Reorder the weights of a bfloat16 model's linear layers; return of how many.
+    """Reorder the weights of a bfloat16 model's linear layers; return the number of layers.
 
-    That is 0 where this processor or this torch would gain nothing. A weight that is also read in
-    another way, as by an embedding, is kept beside its reordered copy; others are replaced.
+    It is 0 if this processor or this torch would not gain from it. A weight that another module
+    reads too, such as an embedding, is kept beside its reordered copy; others are replaced.
     """
     if model.device.type != "cpu" or model.dtype != torch.bfloat16 or not packs():
         return 0
@@ -36,7 +36,7 @@ def packs() -> bool:
 
 
 def pack_layer(layer: nn.Linear, keep: bool) -> None:
-    """Reorder one layer's weight; `keep` the weight as it was, too."""
+    """Reorder one layer's weight; with `keep`, the weight as it was stays too."""
     made: Any = layer
     made.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.data, None)
     made.__class__ = Packed
