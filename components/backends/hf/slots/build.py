@@ -1,6 +1,7 @@
 """Builds the scheduler of slots for a model and the memory that is free."""
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,10 +11,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.backends.hf.slots.attention import compile_layers
-from components.backends.hf.slots.fit import fuse_linears
+from components.backends.hf.slots.fit import Layout, fuse_linears
 from components.backends.hf.slots.kv_cache import KVCache, LayerShape, free_memory
 from components.backends.hf.slots.packed_linear import pack
 from components.backends.hf.slots.pages import PageAllocator
+from components.backends.hf.slots.recurrent import (
+    RecurrentSteps,
+    StateCache,
+    StateShape,
+    most_states,
+)
 from components.backends.hf.slots.scheduler import Scheduler, Steps
 from components.backends.hf.slots.torch_steps import TorchSteps
 
@@ -43,12 +50,16 @@ def slots_for(options: Options, device: torch.device) -> int:
 
 
 def scheduler_factory(
-    model: PreTrainedModel, layers: tuple[LayerShape, ...], allowed: Tensor, options: Options
+    model: PreTrainedModel, layout: Layout, allowed: Tensor, options: Options
 ) -> Callable[[int], Scheduler]:
     """Return `make(slots)`, which builds a scheduler with a cache that takes the free memory.
 
     With half the slots, as after out of memory, the cache takes less.
     """
+    states = tuple(each for each in layout if isinstance(each, StateShape))
+    layers = tuple(each for each in layout if isinstance(each, LayerShape))
+    if states:
+        return _recurrent_factory(model, states, allowed, options)
     device = model.device
     most = slots_for(options, device)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
@@ -82,6 +93,21 @@ def scheduler_factory(
             steps = TorchSteps(model, KVCache(layers, count, size, device), allowed)
         chunk = options.chunk or (_GPU_CHUNK if device.type == "cuda" else _CPU_CHUNK)
         return Scheduler(steps, PageAllocator(count, size), slots, chunk, options.share)
+
+    return make
+
+
+def _recurrent_factory(
+    model: PreTrainedModel, states: tuple[StateShape, ...], allowed: Tensor, options: Options
+) -> Callable[[int], Scheduler]:
+    device = model.device
+    chunk = options.chunk or _CPU_CHUNK
+
+    def make(slots: int) -> Scheduler:
+        count = options.pages or most_states(states, slots, free_memory(device))
+        steps = RecurrentSteps(model, StateCache(states, count, device), allowed)
+        pages = PageAllocator(count, sys.maxsize, divisible=False)
+        return Scheduler(steps, pages, min(slots, count), chunk, options.share)
 
     return make
 

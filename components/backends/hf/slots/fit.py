@@ -16,6 +16,7 @@ from components.backends.hf.slots.attention import (
 )
 from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
 from components.backends.hf.slots.kv_cache import LayerShape
+from components.backends.hf.slots.recurrent import RecurrentModel, StateShape
 
 _TRIAL = 24  # tokens
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of the logits' norm; else:
@@ -26,13 +27,21 @@ class UnfitModelError(ValueError):
     """The model must be decoded by `generate`; the message says why."""
 
 
-def fit(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """Set the decoder's attention in `model`; return what each of its layers caches per token.
+Layout = tuple[LayerShape, ...] | tuple[StateShape, ...]
+
+
+def fit(model: PreTrainedModel) -> Layout:
+    """Prepare `model` for slots; return what each of its layers caches.
+
+    A `RecurrentModel` keeps a state per sequence. Others get the decoder's attention, and cache
+    keys and values per token.
 
     Raises:
         UnfitModelError: the model does not follow the attention interface, keeps more state than
             keys and values, or gives other logits than with its own attention. It is as before.
     """
+    if isinstance(model, RecurrentModel):
+        return tuple(model.state_shapes())
     config = model.config.get_text_config()
     if not model._supports_attention_backend:
         raise UnfitModelError("it does not follow Transformers' attention interface")

@@ -60,10 +60,15 @@ class Allocation:
 class PageAllocator:
     """Hands out pages, finds shared prefixes, evicts finished sequences (vLLM: BlockManager)."""
 
-    def __init__(self, count: int, size: int) -> None:
-        """`count` pages of `size` tokens each."""
+    def __init__(self, count: int, size: int, divisible: bool = True) -> None:
+        """`count` pages of `size` tokens each.
+
+        What is cached can be reused up to any token if it is `divisible`, as keys and values are.
+        A recurrent state is not: it can only be continued from its last token.
+        """
         self.count = count
         self.size = size
+        self.divisible = divisible
         self.evictions = 0
         self._free = list(range(count - 1, -1, -1))
         self._ref_counts = [0] * count
@@ -84,7 +89,7 @@ class PageAllocator:
 
     def must_wait(self, query: PrefixQuery) -> bool:
         """Whether an active sequence is about to compute a longer prefix of the query."""
-        source, shared = self._longest_prefix(query)
+        source, shared = self._longest_prefix(query) if self.divisible else (None, 0)
         return source is not None and source.active and source.computed < shared
 
     def allocate(self, trace_id: int, query: PrefixQuery, share: bool = True) -> Allocation | None:
@@ -97,6 +102,8 @@ class PageAllocator:
         source, shared = self._longest_prefix(query) if share else (None, 0)
         if source is not None and source in self._retained and shared >= source.computed:
             return self._take_over(source, trace_id, query)
+        if not self.divisible:
+            source, shared = None, 0
         shared = min(shared, source.computed) if source is not None else 0
         num_full, remainder = divmod(shared, self.size)
         shared_pages = source.pages[:num_full] if source is not None else []

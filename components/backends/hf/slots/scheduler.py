@@ -101,8 +101,10 @@ class Scheduler:
     def describe(self) -> dict[str, int]:
         """Counters so far, and the cache's size in tokens."""
         evictions = self.counters["evictions"] + self.pages.evictions
-        tokens = self.pages.count * self.pages.size
-        return self.counters | {"evictions": evictions, "cache_tokens": tokens}
+        size = {"cache_states": self.pages.count}
+        if self.pages.divisible:
+            size = {"cache_tokens": self.pages.count * self.pages.size}
+        return self.counters | {"evictions": evictions} | size
 
     def clear(self) -> None:
         """Free all memory."""

@@ -28,9 +28,12 @@ class TorchSteps:
 
     prefill_delay = 0
 
-    def __init__(self, model: PreTrainedModel, cache: KVCache, allowed: Tensor) -> None:
+    cache: KVCache
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache | None, allowed: Tensor) -> None:
         """`allowed`: bool [vocabulary], True for ids that the tokenizer has."""
-        self.cache = cache
+        if cache is not None:
+            self.cache = cache
         self._model: Any = model
         self._allowed = None if bool(allowed.all()) else allowed
         self._device = model.device

@@ -62,8 +62,9 @@ class WaitingQueue:
                 blocked = query.ids
                 index += 1
                 continue
-            # One page more for every active sequence, so that it need not be preempted at once.
-            needed = self._pages.num_pages(len(query.ids) + 1) + num_active
+            # One page more for every active sequence that grows, so none is preempted at once.
+            needed = self._pages.num_pages(len(query.ids) + 1)
+            needed += num_active if self._pages.divisible else 0
             if num_active and self._pages.num_available < needed:
                 break
             allocation = self._allocate(queued, query, alone=not num_active)
