@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutput
 
-from components.backends.hf.slots.recurrent import StateShape
+from components.decoding.recurrent_model import StateShape
 
 
 class LinearAttentionConfig(PretrainedConfig):

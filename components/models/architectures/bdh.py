@@ -16,6 +16,7 @@ the same at every position.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation.utils import GenerationMixin
 
+from components.decoding.recurrent_model import StateShape
 from components.models.architectures.outputs import output
 
 CHUNK = 256  # tokens of a prompt that attend to each other directly; the rest is in the state
@@ -229,6 +231,21 @@ class BdhForCausalLM(PreTrainedModel, GenerationMixin):
     def new_cache(self) -> Cache:
         """An empty state for every layer."""
         return Cache(layers=[BdhState() for _ in range(self.config.num_hidden_layers)])
+
+    def state_shapes(self) -> list[StateShape]:
+        """The state of one sequence: for every layer [heads, N, D]."""
+        config = self.config
+        shape = (config.num_attention_heads, config.num_neurons, config.hidden_size)
+        return [StateShape(shape)] * config.num_hidden_layers
+
+    def advance(self, input_ids: Tensor, positions: Tensor, states: Sequence[Tensor]) -> Tensor:
+        """As `RecurrentModel.advance`: logits [n, vocabulary] after the last of the tokens."""
+        cache = self.new_cache()
+        for layer, state in zip(cache.layers, states, strict=True):
+            assert isinstance(layer, BdhState)
+            layer.state = state
+        hidden = self._hidden(input_ids, positions, None, cache)
+        return hidden[:, -1] @ self.lm_head
 
     def _hidden(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
         """The last layer's output [batch, time, D], chunk by chunk so that memory stays bounded."""

@@ -1,5 +1,6 @@
 """Models with a recurrent state join and leave slots as others do."""
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from components.backends.hf.backend import HfBackend
+from components.models.architectures.bdh import BdhConfig, BdhForCausalLM
 from pipeline.protocols import Generation, Message, Prompt
 from tests.fakes.linear_attention import LinearAttentionConfig, LinearAttentionModel
 from tests.fakes.slots import MIXED, backend, decode, requests, same
@@ -16,15 +19,19 @@ from tests.fakes.slots import MIXED, backend, decode, requests, same
 ASKED = requests(5, MIXED, samples=2, caps=(1, 20))
 
 
+def save(model: PreTrainedModel, tokenizer: Path, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tokenizer / name, folder / name)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def linear(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("linear")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        LinearAttentionModel(LinearAttentionConfig(initializer_range=0.4)).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(smollm2 / name, folder / name)
-    return folder
+        model = LinearAttentionModel(LinearAttentionConfig(initializer_range=0.4))
+    return save(model, smollm2, tmp_path_factory.mktemp("linear"))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +70,26 @@ def test_a_second_pass_continues_the_state_of_the_first(linear: Path) -> None:
             about.update(made.describe())
             return second
 
-    import asyncio
-
     same(asyncio.run(both(backend(linear, decoder="slots", slots=2))), reference)
     assert about["reused_tokens"] > row.prompt_tokens
+
+
+def test_bdh_decodes_in_slots_what_generate_decodes_alone(smollm2: Path, tmp_path: Path) -> None:
+    config = BdhConfig(
+        num_hidden_layers=2,
+        hidden_size=32,
+        num_attention_heads=2,
+        mlp_internal_dim_multiplier=4,
+        vocab_size=49152,
+        initializer_range=0.4,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        folder = save(BdhForCausalLM(config), smollm2, tmp_path)
+    theirs = decode(backend(folder, decoder="generate", batch_size=1), ASKED)
+    about: dict[str, Any] = {}
+    made = backend(folder, decoder="auto", slots=4)
+    ours = decode(made, ASKED, lambda b: about.update(b.describe()))
+    assert about["decoder"] == "slots"
+    for row, other in zip(ours, theirs, strict=True):
+        same(row, other)

@@ -18,11 +18,11 @@ from components.backends.hf.slots.pages import PageAllocator
 from components.backends.hf.slots.recurrent import (
     RecurrentSteps,
     StateCache,
-    StateShape,
     most_states,
 )
 from components.backends.hf.slots.scheduler import Scheduler, Steps
 from components.backends.hf.slots.torch_steps import TorchSteps
+from components.decoding.recurrent_model import StateShape
 
 _LOG = logging.getLogger(__name__)
 _CPU_PAGE, _CPU_LEAST_PAGE = 2048, 256  # tokens; untouched ones take no memory

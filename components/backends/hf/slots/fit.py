@@ -16,7 +16,7 @@ from components.backends.hf.slots.attention import (
 )
 from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
 from components.backends.hf.slots.kv_cache import LayerShape
-from components.backends.hf.slots.recurrent import RecurrentModel, StateShape
+from components.decoding.recurrent_model import RecurrentModel, StateShape
 
 _TRIAL = 24  # tokens
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of the logits' norm; else:
