@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from components.backends.hf.backend import HfBackend
 from components.backends.hf.slots.torch_steps import TorchSteps
@@ -129,8 +128,7 @@ def test_a_generation_that_its_owner_changes_changes_no_other_row(llama: Path) -
 def test_whatever_ends_the_decoder_reaches_the_rows_that_waited(llama: Path, decoder: str) -> None:
     async def run() -> list[BaseException]:
         async with backend(llama, decoder=decoder, slots=2, batch_size=2) as made:
-            embedding = made.model.get_input_embeddings()
-            embedding.weight = nn.Parameter(embedding.weight[:10].clone())  # most ids have none
+            made.model.lm_head = None
             asked = [made.generate(ask("red bird", trace, 4)) for trace in range(5)]
             first = await asyncio.gather(*asked, return_exceptions=True)
             later = await asyncio.gather(made.generate(ask("hill", 9, 4)), return_exceptions=True)
@@ -138,4 +136,4 @@ def test_whatever_ends_the_decoder_reaches_the_rows_that_waited(llama: Path, dec
 
     errors = asyncio.run(run())
     assert len(errors) == 6
-    assert all("index out of range" in str(error) for error in errors)
+    assert all("not callable" in str(error) for error in errors)
