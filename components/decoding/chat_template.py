@@ -128,14 +128,14 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            before, found, rest = rest.partition(turns[number]["content"])
-            if not found or turns[number]["content"] in rest:
+            before, placeholder, rest = rest.partition(turns[number]["content"])
+            if not placeholder or turns[number]["content"] in rest:
                 raise TurnLostError("an assistant turn does not appear exactly once")
             # The generation prompt stands before turns that the model made, not before examples.
             opened = self._render(turns[:number]) if _generated(message) else ""
             if opened.startswith(written + before):
                 before = opened.removeprefix(written)
-            written += before + found
+            written += before + placeholder
             pieces += _opened_once(before, message.content)
         return pieces + _opened_once(rest, prefill)
 

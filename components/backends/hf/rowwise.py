@@ -69,10 +69,10 @@ def rowwise_attention(
     """
     queries, keys = query.shape[2], key.shape[2]
     if queries not in (1, keys) or any(kwargs.get(name) is not None for name in _UNKNOWN):
-        made: tuple[Tensor, None] = sdpa_attention_forward(
+        attended: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
-        return made
+        return attended
     window = kwargs.get("sliding_window")
     result = query.new_zeros(query.shape[0], queries, query.shape[1], value.shape[-1])
     for row, start in enumerate(_starts(attention_mask, len(query), queries)):
@@ -105,7 +105,7 @@ def _one_row(
         query = query.reshape(len(key), heads // len(key), size)
     elif heads != len(key):
         key, value = (repeat_kv(each.unsqueeze(0), heads // len(key))[0] for each in (key, value))
-    made = scaled_dot_product_attention(
+    attended = scaled_dot_product_attention(
         query.unsqueeze(0),
         key.unsqueeze(0),
         value.unsqueeze(0),
@@ -113,4 +113,4 @@ def _one_row(
         scale=scaling,
         is_causal=mask is None and queries > 1,
     )
-    return made.reshape(heads, queries, -1).transpose(0, 1)
+    return attended.reshape(heads, queries, -1).transpose(0, 1)

@@ -123,7 +123,7 @@ def test_the_decoding_kernel_is_attention_over_pages(
 
     torch.manual_seed(rows)
     device, dtype, page = torch.device("cuda"), torch.float16, 64
-    lengths = torch.randint(1, 700, (rows,)).tolist()
+    lengths = sorted(torch.randint(1, 700, (rows,)).tolist())  # those of one page come first
     shape = LayerShape(shared, size, size, dtype)
     tables, used = [], 0
     for length in lengths:

@@ -61,7 +61,7 @@ def scheduler_factory(
     if states:
         return _recurrent_factory(model, states, allowed, options)
     device = model.device
-    most = slots_for(options, device)
+    first_slots = slots_for(options, device)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
     reason = _why_no_graphs(model, layers, allowed)
     if reason is None and options.compile:
@@ -80,8 +80,8 @@ def scheduler_factory(
         _LOG.warning("decoding without CUDA graphs: %s", reason)
 
     def make(slots: int) -> Scheduler:
-        room = free_memory(device) * (most + slots) // (2 * most)
-        tokens = room // sum(layer.bytes for layer in layers)
+        free_bytes = free_memory(device) * (first_slots + slots) // (2 * first_slots)
+        tokens = free_bytes // sum(layer.bytes for layer in layers)
         size = options.page or _page(device, context, tokens // (2 * slots))
         count = options.pages or _count(tokens, size, slots, device)
         if reason is None:

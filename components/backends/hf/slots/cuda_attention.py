@@ -96,7 +96,7 @@ class PagedPrefill:
             pages, offsets = self._all
             keys = cache.keys[layer][pages, :, offsets]
             values = cache.values[layer][pages, :, offsets]
-        found = torch.ops.aten._flash_attention_forward(
+        results = torch.ops.aten._flash_attention_forward(
             query[0].transpose(0, 1).contiguous(),
             keys.contiguous(),
             values.contiguous(),
@@ -108,7 +108,7 @@ class PagedPrefill:
             False,
             scale=scale,
         )
-        out: Tensor = found[0]
+        out: Tensor = results[0]
         return out[None]
 
 

@@ -62,8 +62,8 @@ def fit(model: PreTrainedModel) -> Layout:
         try:
             model.set_attn_implementation(NAME)
             with using_frame(probe):
-                found = _logits(model)
-            _compare(found, expected)
+                logits = _logits(model)
+            _compare(logits, expected)
             layers = _layers(probe, config.num_hidden_layers)
         except (UnfitAttentionError, UnfitModelError) as error:
             model.set_attn_implementation(before)
@@ -98,9 +98,9 @@ def _logits(model: Any) -> Tensor:
     return out.logits[0]  # type: ignore[no-any-return]
 
 
-def _compare(found: Tensor, expected: Tensor) -> None:
-    error = float((found - expected).double().norm() / expected.double().norm())
-    limit = _TOLERANCE.get(found.dtype, _COARSE)
+def _compare(logits: Tensor, expected: Tensor) -> None:
+    error = float((logits - expected).double().norm() / expected.double().norm())
+    limit = _TOLERANCE.get(logits.dtype, _COARSE)
     if not error < limit:
         raise UnfitModelError(f"its logits differ by {error:.2g} under the decoder's attention")
 

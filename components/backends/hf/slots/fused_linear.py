@@ -67,10 +67,10 @@ def _fuse(parts: Sequence[nn.Linear]) -> None:
         part.weight.data = product.weight[start:end]
         if product.bias is not None:
             part.bias.data = product.bias[start:end]
-        made: Any = part
-        made.__class__ = _FusedLinear
-        made.product, made.place = product, (start, end)
-        made.first, made.last = part is parts[0], part is parts[-1]
+        fused: Any = part
+        fused.__class__ = _FusedLinear
+        fused.product, fused.place = product, (start, end)
+        fused.first, fused.last = part is parts[0], part is parts[-1]
         start = end
 
 
@@ -93,25 +93,25 @@ class SharedInputs:
 
     def groups(self) -> list[list[nn.Linear]]:
         """Layers that can be fused, in the order of their calls."""
-        found: list[list[nn.Linear]] = []
+        groups: list[list[nn.Linear]] = []
         before: Tensor | None = None
-        for layer, given in self._calls:
-            if given is before and _alike(layer, found[-1][-1]):
-                found[-1].append(layer)
+        for layer, tensor in self._calls:
+            if tensor is before and _alike(layer, groups[-1][-1]):
+                groups[-1].append(layer)
             else:
-                found.append([layer])
-            before = given
+                groups.append([layer])
+            before = tensor
         calls = [layer for layer, _ in self._calls]
         weights = [id(layer.weight) for layer in calls]
         return [
             parts
-            for parts in found
+            for parts in groups
             if len(parts) > 1 and all(weights.count(id(part.weight)) == 1 for part in parts)
         ]
 
-    def _note(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
+    def _note(self, layer: nn.Module, tensor: tuple[Any, ...]) -> None:
         assert isinstance(layer, nn.Linear)
-        self._calls.append((layer, given[0]))
+        self._calls.append((layer, tensor[0]))
 
 
 def is_plain(layer: nn.Module) -> bool:

@@ -41,11 +41,11 @@ class KVCache:
         self.pages = pages
         self.size = size
 
-        def room(layer: LayerShape, width: int) -> Tensor:
+        def memory(layer: LayerShape, width: int) -> Tensor:
             return _zeros((pages, layer.heads, size, width), layer.dtype, device)
 
-        self.keys = [room(layer, layer.key_size) for layer in self.layers]
-        self.values = [room(layer, layer.value_size) for layer in self.layers]
+        self.keys = [memory(layer, layer.key_size) for layer in self.layers]
+        self.values = [memory(layer, layer.value_size) for layer in self.layers]
 
     @property
     def bytes(self) -> int:
@@ -65,9 +65,9 @@ class KVCache:
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Copy the starts of pages, with the result of copying one after another."""
-        for some in independent(copies):
-            count = max(copy.count for copy in some)
-            pages = torch.tensor([(copy.source, copy.target) for copy in some])
+        for batch in independent(copies):
+            count = max(copy.count for copy in batch)
+            pages = torch.tensor([(copy.source, copy.target) for copy in batch])
             sources, targets = pages.T.to(self.keys[0].device)
             for tensor in (*self.keys, *self.values):
                 tensor[targets, :, :count] = tensor[sources, :, :count]
@@ -88,20 +88,20 @@ def independent(copies: Iterable[Copy]) -> list[list[Copy]]:
 
     Samples of one prompt copy from each other in a chain; here all of them copy from the first.
     """
-    stretches: list[list[Copy]] = []
+    batches: list[list[Copy]] = []
     read: set[int] = set()
-    made: dict[int, Copy] = {}
+    copy_to: dict[int, Copy] = {}
     for copy in copies:
-        before = made.get(copy.source)
+        before = copy_to.get(copy.source)
         if before is not None and before.count >= copy.count:
             copy = Copy(before.source, copy.target, copy.count)
-        if not stretches or copy.target in read or copy.target in made or copy.source in made:
-            stretches.append([])
-            read, made = set(), {}
-        stretches[-1].append(copy)
+        if not batches or copy.target in read or copy.target in copy_to or copy.source in copy_to:
+            batches.append([])
+            read, copy_to = set(), {}
+        batches[-1].append(copy)
         read.add(copy.source)
-        made[copy.target] = copy
-    return stretches
+        copy_to[copy.target] = copy
+    return batches
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -113,8 +113,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape) * dtype.itemsize
     # NumPy's zeros ask for huge pages, so a sequence's first token would take 2 MB per layer.
-    room = mmap(-1, count, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(room, dtype=dtype).view(shape)
+    memory = mmap(-1, count, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def free_memory(device: torch.device) -> int:
@@ -127,14 +127,14 @@ def free_memory(device: torch.device) -> int:
 
 def _free_ram() -> int:
     """Bytes of main memory that the machine, and this process's container, still have."""
-    found = []
+    limits = []
     info = Path("/proc/meminfo")
     if info.is_file():
         fields = dict(line.split(":") for line in info.read_text().splitlines())
-        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
     if limit.is_file() and limit.read_text().strip() != "max":
-        found.append(int(limit.read_text()) - int(used.read_text()))
-    if not found:
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    return max(0, min(found))
+        limits.append(int(limit.read_text()) - int(used.read_text()))
+    if not limits:
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return max(0, min(limits))

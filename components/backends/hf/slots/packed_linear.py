@@ -37,11 +37,11 @@ def packs() -> bool:
 
 def pack_layer(layer: nn.Linear, keep: bool) -> None:
     """Reorder one layer's weight; with `keep`, the weight as it was stays too."""
-    made: Any = layer
-    made.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.data, None)
-    made.__class__ = Packed
+    packed_layer: Any = layer
+    packed_layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.data, None)
+    packed_layer.__class__ = Packed
     if not keep:
-        layer.weight = nn.Parameter(made.packed, requires_grad=False)
+        layer.weight = nn.Parameter(packed_layer.packed, requires_grad=False)
 
 
 class Packed(nn.Linear):
@@ -51,13 +51,13 @@ class Packed(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The product of all rows."""
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
             input, self.packed, self.bias, "none", [], ""
         )
-        return made
+        return product
 
 
 def _readers(model: PreTrainedModel, weight: Tensor) -> int:
     """How many modules have this weight."""
-    own = (module.parameters(recurse=False) for module in model.modules())
-    return sum(any(each is weight for each in some) for some in own)
+    by_module = (module.parameters(recurse=False) for module in model.modules())
+    return sum(any(each is weight for each in parameters) for parameters in by_module)
