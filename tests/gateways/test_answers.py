@@ -83,6 +83,43 @@ def test_a_stop_string_is_told_from_an_end_of_turn(
     assert (made.text, made.tail, made.finish_reason) == ends
 
 
+@pytest.mark.parametrize(
+    ("matched", "ends"),
+    [
+        (151645, ("", "eos")),  # the id of a token that ends the turn
+        ("<|im_end|>", ("", "eos")),
+        ("</answer>", ("</answer>", "stop_token")),
+    ],
+)
+def test_what_matched_tells_an_end_of_turn_from_a_stop_string(
+    tmp_path: Path, matched: Any, ends: tuple[str, str]
+) -> None:
+    body = chat("<answer>4")
+    body["choices"][0]["matched_stop"] = matched
+    with serving(body) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert (made.tail, made.finish_reason) == ends
+
+
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "ends"),
+    [
+        ("<answer>4", 50, ("", "max_new_tokens")),
+        ("<answer>4", 49, ("</answer>", "stop_token")),
+        ("<answer>4</answer>", 50, ("</answer>", "stop_token")),
+        ("4", 50, ("", "eos")),
+    ],
+)
+def test_an_open_tag_at_the_cap_is_cut_though_the_service_says_stop(
+    tmp_path: Path, text: str, num_tokens: int, ends: tuple[str, str]
+) -> None:
+    body = chat(text)
+    body["usage"] |= {"completion_tokens": num_tokens}
+    with serving(body) as service:
+        made = answer(backend(service.url, tmp_path))
+    assert (made.tail, made.finish_reason) == ends
+
+
 def test_a_service_that_keeps_stop_strings_ends_open_tags_by_itself(tmp_path: Path) -> None:
     with serving(chat("<answer>4")) as service:
         made = answer(backend(service.url, tmp_path, "backend.stop_text=kept"))

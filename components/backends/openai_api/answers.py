@@ -156,12 +156,13 @@ def _choice(choice: Mapping[str, Any]) -> Said:
         extra["ended_by"] = reason
     if content is None:
         _explain_null(extra, reason)
-    matched = choice.get("stop_reason")
+    # vLLM's name and SGLang's: a stop string, or the id of a token that ended the turn.
+    matched = choice.get("stop_reason", choice.get("matched_stop"))
     return Said(
         text=text,
         ending=finish_reason(reason),
         matched=matched if isinstance(matched, str) else None,
-        tells_stop="stop_reason" in choice,
+        tells_stop="stop_reason" in choice or "matched_stop" in choice,
         tokens=_tokens_or_reason(choice.get("logprobs"), extra),
         extra=extra,
     )

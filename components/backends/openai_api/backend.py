@@ -272,13 +272,14 @@ class OpenAiBackend:
 
     def _generation(self, request: Request, share: Share, seconds: float) -> Generation:
         said, usage = share.said, share.usage
-        text, tail, reason = ending(said, request, self._stop_text)
+        made = usage.get("completion_tokens")
+        alone = made if share.shared_by == 1 else None  # a part of several samples' usage
+        text, tail, reason = ending(said, request, self._stop_text, alone)
         chosen, about_entropy = probability_fields(said, self._top if request.entropy else 0)
         reported = usage.pop("cost", None)
         cost = self._cost(usage, share.answered.batched) if reported is None else reported
         self._check_price(request, reported, share.shared_by)
         self._tally.add(usage, cost)
-        made = usage.get("completion_tokens")
         extra: dict[str, Any] = {
             "endpoint": self._endpoint,
             "deployment": self._deployment,
