@@ -146,7 +146,8 @@ def main() -> None:
         cached, uncached = (rate(model, given.new, flag) for flag in (True, False))
         print(f"{kind:16} {cached:14.1f} {uncached:14.1f} {cached / uncached:7.1f}")
     print(
-        f"\n{'memory routed by':16} {'cached tok/s':>14} {'prefill 1,024 ms':>17} {'kept, bytes':>12}"
+        head = ("memory routed by", "cached tok/s", "prefill 1,024 ms", "kept, bytes")
+        print("\n{:16} {:>14} {:>17} {:>12}".format(*head))
     )
     for strategy in STRATEGIES:
         model = random_memory(strategy).eval().to(given.device)
