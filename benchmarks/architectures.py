@@ -145,10 +145,8 @@ def main() -> None:
         model = make().eval().to(given.device)
         cached, uncached = (rate(model, given.new, flag) for flag in (True, False))
         print(f"{kind:16} {cached:14.1f} {uncached:14.1f} {cached / uncached:7.1f}")
-    print(
-        head = ("memory routed by", "cached tok/s", "prefill 1,024 ms", "kept, bytes")
-        print("\n{:16} {:>14} {:>17} {:>12}".format(*head))
-    )
+    head = ("memory routed by", "cached tok/s", "prefill 1,024 ms", "kept, bytes")
+    print("\n{:16} {:>14} {:>17} {:>12}".format(*head))
     for strategy in STRATEGIES:
         model = random_memory(strategy).eval().to(given.device)
         numbers = (rate(model, given.new, True), prefill_milliseconds(model), window_bytes(model))
