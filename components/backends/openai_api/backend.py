@@ -155,7 +155,7 @@ class OpenAiBackend:
     def capacity(self) -> int:
         """Traces wanted open: enough for the pace's present level, or for a whole batch."""
         if self._batch.enabled:
-            return self._batch.most
+            return self._batch.max_requests
         return self.pace.wanted * (8 if self._samples.together else 1)
 
     def identity(self) -> dict[str, Any]:

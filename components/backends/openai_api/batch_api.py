@@ -6,52 +6,93 @@ cache folder, so that a later attempt at the same requests collects instead of s
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from components.backends.openai_api.answers import BadAnswerError, decode
+from components.backends.openai_api.answers import NOT_PAID, Answered, BadAnswerError, decode, read
 from components.backends.openai_api.failures import Failure, GatewayError
+from components.backends.openai_api.pace import duration
 from components.backends.openai_api.retries import Attempts
 from pipeline.protocols import BackendLostError
 from pipeline.spec import digest, require
+from pipeline.store import files
 
-MARK = "rethink"  # the metadata key that names a batch of ours
-OVER = ("completed", "failed", "expired", "cancelled")
+T = TypeVar("T")
 Value = dict[str, Any]
+MARK = "rethink"  # the metadata key that names a batch of ours
+FINISHED = ("completed", "failed", "expired", "cancelled")
+UNUSABLE = ("failed", "cancelled")  # nobody but a person can say whether to submit it anew
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchApi:
     """Settings of the Batch API.
 
-    A batch is submitted when `gather` seconds brought no further request, or at `most` requests; it
-    is looked at every `poll` seconds. `path` is the endpoint that its lines name, null: OpenAI's.
+    A batch is submitted when `gather_seconds` brought no further request, or at `max_requests`
+    requests; it is looked at every `poll_seconds`. `completion_window` is what the service is
+    asked for (`24h`). `path` is the endpoint that its lines name, null: OpenAI's.
     """
 
     enabled: bool = False
-    most: int = 20_000
-    gather: float = 10.0
-    poll: float = 60.0
-    window: str = "24h"
+    max_requests: int = 20_000
+    gather_seconds: float = 10.0
+    poll_seconds: float = 60.0
+    completion_window: str = "24h"
     path: str | None = None
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        require(self.most >= 1, "backend.batch.most", "be 1 or more", self.most)
-        for name in ("gather", "poll"):
+        rule, number = "be 1 or more", self.max_requests
+        require(number >= 1, "backend.batch.max_requests", rule, number)
+        for name in ("gather_seconds", "poll_seconds"):
             value = getattr(self, name)
             require(value > 0, f"backend.batch.{name}", "be above 0", value)
+        rule, window = "be a duration such as 24h", self.completion_window
+        require(bool(duration(window)), "backend.batch.completion_window", rule, window)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a file of the cache folder says of a batch under way: its requests, and its id.
+
+    The id is None until the service has told it.
+    """
+
+    path: Path
+    where: str
+    ids: tuple[str, ...]
+    batch: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "Record | None":
+        """The record in a file; None, with a warning, where the file is damaged."""
+        found = files.decode(path.read_bytes())
+        try:
+            assert found is not None
+            return cls(path, str(found["where"]), tuple(map(str, found["ids"])), found["batch"])
+        except (AssertionError, KeyError, TypeError):
+            text = "%s is damaged: the batch that it names is not collected; delete the file"
+            _LOG.warning(text, path)
+            return None
+
+    def write(self) -> None:
+        """Replace the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"where": self.where, "ids": self.ids, "batch": self.batch}
+        files.write_atomically(self.path, [files.encode(content)])
 
 
 class BatchJobs:
-    """Gathers requests into batches and hands out their results."""
+    """Gathers requests into batches and hands out their answers."""
 
     def __init__(
         self, settings: BatchApi, client: AsyncOpenAI, attempts: Attempts, path: str, folder: Path
@@ -59,11 +100,13 @@ class BatchJobs:
         """`path` is the endpoint of every line; `folder` keeps what is under way."""
         self.settings, self.folder = settings, folder
         self._client, self._attempts, self._path = client, attempts, path
-        self._waiting: dict[str, asyncio.Future[Value | None]] = {}
+        self._waiting: dict[str, asyncio.Future[Answered | None]] = {}
+        self._unclaimed: dict[str, Answered] = {}  # collected before anybody asked
+        self._discarded: dict[str, list[Value | None]] = {}  # usage of answers without a use
         self._pending: dict[str, Value] = {}
-        self._owner: dict[str, Path] = {}  # id -> record of the batch that it is in
+        self._owner: dict[str, Record] = {}  # id -> the batch that it is in
         self._tasks: set[asyncio.Task[None]] = set()
-        self._done: set[Path] = set()
+        self._collected: set[Path] = set()
         self._gathering: asyncio.Task[None] | None = None
         self._where = ""
 
@@ -71,12 +114,14 @@ class BatchJobs:
         """Find batches that an earlier attempt left under way at `where`."""
         self._where = where
         for path in sorted(self.folder.glob("*.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["where"] == where:
-                self._owner |= dict.fromkeys(record["ids"], path)
+            record = Record.read(path)
+            if record is not None and record.where == where:
+                self._owner |= dict.fromkeys(record.ids, record)
 
-    async def result(self, body: Value, salt: str) -> Value:
-        """The response to one body. `salt` tells equal bodies of different rows apart.
+    async def result(self, body: Value, salt: str) -> tuple[Answered, list[Value | None]]:
+        """The answer to one body, and the usage of answers to it that could not be used.
+
+        `salt` tells equal bodies of different rows apart.
 
         Raises:
             GatewayError: the service refused this request, or never answered it.
@@ -84,16 +129,22 @@ class BatchJobs:
         """
         name = self._name(body, salt)
         for _ in range(self._attempts.retry.retries + 1):
-            future: asyncio.Future[Value | None] = asyncio.get_running_loop().create_future()
-            self._waiting[name] = future
-            if name in self._owner:
-                self._follow(self._owner[name])
-            else:
-                self._add(name, body)
-            value = await future
-            if value is not None:
-                return value
-        raise GatewayError("no batch answered this request (backend.retry.retries)", None)
+            answered = self._unclaimed.pop(name, None) or await self._outcome(name, body)
+            if answered is not None:
+                return answered, self._discarded.pop(name, [])
+        error = GatewayError("no batch answered this request (backend.retry.retries)", None)
+        error.discarded = self._discarded.pop(name, [])
+        raise error
+
+    def _outcome(self, name: str, body: Value) -> "asyncio.Future[Answered | None]":
+        """What the batch will bring in which the request lies, or into which it is put."""
+        future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = future
+        if name in self._owner:
+            self._follow(self._owner[name])
+        else:
+            self._add(name, body)
+        return future
 
     def _name(self, body: Value, salt: str) -> str:
         return digest([self._where, body, salt])[:48]
@@ -126,76 +177,121 @@ class BatchJobs:
         """Wait until no further request comes, then submit."""
         while self._pending:
             size = -1
-            while size != len(self._pending) < self.settings.most:
+            while size != len(self._pending) < self.settings.max_requests:
                 size = len(self._pending)
-                await asyncio.sleep(self.settings.gather)
-            names = list(self._pending)[: self.settings.most]
+                await asyncio.sleep(self.settings.gather_seconds)
+            names = list(self._pending)[: self.settings.max_requests]
             await self._submit({name: self._pending.pop(name) for name in names})
 
     async def _submit(self, bodies: dict[str, Value]) -> None:
-        mark = digest([self._where, sorted(bodies)])[:32]
-        path = self.folder / f"{mark}.json"
-        record = {"where": self._where, "ids": list(bodies), "batch": None}
-        _write(path, record)  # before the service hears of it: a kill leaves something to look for
-        self._owner |= dict.fromkeys(bodies, path)
-        batch = await self._created(mark, bodies)
-        _write(path, record | {"batch": batch.id})
-        self._follow(path)
+        mark = digest([self._where, sorted(bodies), time.time_ns()])[:32]
+        record = Record(self.folder / f"{mark}.json", self._where, tuple(bodies))
+        record.write()  # before the service hears of it: a kill leaves something to look for
+        try:
+            batch = await self._patiently(
+                "a batch cannot be submitted", self._creation(mark, bodies)
+            )
+        except GatewayError as error:
+            if not error.transient:
+                record.path.unlink(missing_ok=True)
+            raise BackendLostError(f"backend.batch: a batch was refused: {error}") from None
+        record = Record(record.path, self._where, record.ids, batch)
+        record.write()
+        self._owner |= dict.fromkeys(bodies, record)
+        self._follow(record)
 
-    async def _created(self, mark: str, bodies: dict[str, Value]) -> Batch:
+    def _creation(self, mark: str, bodies: dict[str, Value]) -> Callable[[], Awaitable[str]]:
+        """What uploads the requests and creates their batch, once: its id."""
         lines = (
             {"custom_id": name, "method": "POST", "url": self._path, "body": body}
             for name, body in bodies.items()
         )
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        window: Any = self.settings.window
+        window: Any = self.settings.completion_window
         endpoint: Any = self._path
+        tried = False
 
-        async def create() -> Batch:
+        async def create() -> str:
+            nonlocal tried
+            found = await self._found(mark) if tried else None
+            if found is not None:  # the answer to an earlier attempt was lost on its way
+                return found
             sent = await self._client.files.create(file=(f"{mark}.jsonl", data), purpose="batch")
-            return await self._client.batches.create(
+            tried = True
+            batch = await self._client.batches.create(
                 input_file_id=sent.id,
                 endpoint=endpoint,
                 completion_window=window,
                 metadata={MARK: mark},
             )
+            return batch.id
 
-        return await self._attempts.run(0, create)
+        return create
 
-    def _follow(self, path: Path) -> None:
-        if not any(task.get_name() == path.name for task in self._tasks):
-            self._start(self._collect(path)).set_name(path.name)
+    async def _patiently(self, trouble: str, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call; outages are waited for, for the completion window at most."""
+        end = time.monotonic() + (duration(self.settings.completion_window) or 0.0)
+        while True:
+            try:
+                return await self._attempts.run(0, call)
+            except GatewayError as error:
+                if not error.transient or time.monotonic() > end:
+                    raise
+                seconds = self.settings.poll_seconds
+                _LOG.warning("%s (%s); tried again in %g s", trouble, error, seconds)
+                await asyncio.sleep(seconds)
 
-    async def _collect(self, path: Path) -> None:
-        """Poll one batch until it is over, then hand out its results."""
-        record = json.loads(path.read_text(encoding="utf-8"))
-        batch = await self._over(record["batch"] or await self._found(path.stem))
+    def _follow(self, record: Record) -> None:
+        if not any(task.get_name() == record.path.name for task in self._tasks):
+            self._start(self._collect(record)).set_name(record.path.name)
+
+    async def _collect(self, record: Record) -> None:
+        """Poll one batch until it is finished, then hand out its answers."""
+        batch = await self._finished(record)
         answered: set[str] = set()
         if batch is not None:
             async for line in self._lines(batch):
                 if self._hand_out(line):
                     answered.add(line["custom_id"])
-        for name in set(record["ids"]) - answered:
+        unanswered = [name for name in record.ids if name not in answered]
+        for name in unanswered:
             self._owner.pop(name, None)
+        self._shorten(record, answered)
+        if batch is not None and batch.status in UNUSABLE and unanswered:
+            raise BackendLostError(_refusal(batch, len(unanswered)))
+        for name in unanswered:
             self._tell(name, None)
-        self._done.add(path)
 
-    async def _over(self, name: str | None) -> Batch | None:
-        """The batch once it is over; None where the service does not know it."""
+    def _shorten(self, record: Record, answered: set[str]) -> None:
+        """Leave the answered requests in the record: the others may lie in another batch soon.
+
+        The answers' rows may not be written yet, so what holds them is removed by `close`.
+        """
+        ids = tuple(name for name in record.ids if name in answered)
+        if not ids:
+            record.path.unlink(missing_ok=True)
+            return
+        Record(record.path, record.where, ids, record.batch).write()
+        self._collected.add(record.path)
+
+    async def _finished(self, record: Record) -> Batch | None:
+        """The batch once it is finished; None where the service does not know it."""
+        name = record.batch
+        if name is None:
+            trouble = "batches cannot be listed"
+            name = await self._patiently(trouble, partial(self._found, record.path.stem))
         while name is not None:
             try:
-                batch = await self._attempts.run(0, lambda: self._client.batches.retrieve(name))
+                call = partial(self._client.batches.retrieve, name)
+                batch = await self._patiently(f"batch {name} cannot be looked at", call)
             except GatewayError as error:
                 if error.status == 404:
+                    _LOG.warning("the service does not know batch %s; its requests go anew", name)
                     return None
-                raise
-            if batch.status == "failed":
-                found = (batch.errors.data or []) if batch.errors else []
-                why = "; ".join(str(error.message) for error in found)
-                raise BackendLostError(f"backend.batch: batch {name} was refused: {why}")
-            if batch.status in OVER:
+                raise BackendLostError(f"backend.batch: batch {name}: {error}") from None
+            if batch.status in FINISHED:
                 return batch
-            await asyncio.sleep(self.settings.poll)
+            await asyncio.sleep(self.settings.poll_seconds)
         return None
 
     async def _found(self, mark: str) -> str | None:
@@ -206,45 +302,70 @@ class BatchJobs:
         return None
 
     async def _lines(self, batch: Batch) -> AsyncIterator[Value]:
+        """The readable lines of a batch's files; a lost file or a torn line costs its rows."""
         for file in filter(None, (batch.output_file_id, batch.error_file_id)):
-            content = await self._attempts.run(0, partial(self._client.files.content, file))
-            for line in content.content.splitlines():
-                yield json.loads(line)
+            trouble = f"file {file} of batch {batch.id} cannot be read"
+            try:
+                content = await self._patiently(trouble, partial(self._client.files.content, file))
+            except GatewayError as error:
+                if error.status != 404:
+                    raise BackendLostError(f"backend.batch: {trouble}: {error}") from None
+                _LOG.warning("%s (%s); its requests go anew", trouble, error)
+                continue
+            for raw in content.content.split(b"\n"):
+                line = files.decode(raw)
+                if line is not None and isinstance(line.get("custom_id"), str):
+                    yield line
+                elif raw.strip():
+                    _LOG.warning("%s: a line is torn; its request goes anew", trouble)
 
     def _hand_out(self, line: Value) -> bool:
-        """Tell who waits for a line; False where it should be asked again."""
-        response = line.get("response") or {}
-        status = response.get("status_code", 502)
+        """Tell who waits for a line; False where the request should be sent again, if asked for."""
+        name, found = line["custom_id"], line.get("response")
+        response = found if isinstance(found, dict) else {}
+        status = response.get("status_code")
+        status = status if isinstance(status, int) else 502
         if status == 200:
-            try:
-                self._tell(line["custom_id"], decode(json.dumps(response.get("body")).encode()))
-            except BadAnswerError:
-                return False
-            return True
+            return self._use(name, response.get("body"))
         text = f"HTTP {status}: {json.dumps(line.get('error') or response.get('body'))[:500]}"
-        if Failure(status, text, {}).transient:
+        future = self._waiting.get(name)
+        if Failure(status, text, {}).transient or future is None or future.done():
             return False
-        future = self._waiting.get(line["custom_id"])
-        if future is not None and not future.done():
-            future.set_exception(GatewayError(text, status))
+        future.set_exception(GatewayError(text, status))
+        return False
+
+    def _use(self, name: str, body: object) -> bool:
+        try:
+            answered = read(decode(json.dumps(body).encode()))
+        except BadAnswerError as error:
+            if error.code != NOT_PAID:
+                self._discarded.setdefault(name, []).append(error.usage or None)
+            return False
+        answered.batched = True
+        self._tell(name, answered)
         return True
 
-    def _tell(self, name: str, value: Value | None) -> None:
+    def _tell(self, name: str, answered: Answered | None) -> None:
         future = self._waiting.get(name)
         if future is not None and not future.done():
-            future.set_result(value)
+            future.set_result(answered)
+        elif answered is not None:
+            self._unclaimed[name] = answered
 
     async def close(self) -> None:
         """Stop waiting; forget batches that were collected, whose answers their rows now hold."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for path in self._done:
+        for path in self._collected:
             path.unlink(missing_ok=True)
 
 
-def _write(path: Path, record: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(record), encoding="utf-8")
-    os.replace(scratch, path)
+def _refusal(batch: Batch, num_unanswered: int) -> str:
+    """The sentence about a batch that the service refused or a person cancelled."""
+    what = f"backend.batch: batch {batch.id}, with {num_unanswered} unanswered requests,"
+    if batch.status == "cancelled":
+        return f"{what} was cancelled at the service: run again to submit them in a new one"
+    found = (batch.errors.data or []) if batch.errors else []
+    why = "; ".join(str(error.message) for error in found)
+    return f"{what} was refused: {why}; run again to submit them in a new one"

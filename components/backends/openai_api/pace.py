@@ -6,7 +6,7 @@ import re
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -68,9 +68,10 @@ class Meter:
 class Pace:
     """Admits requests: at most `level` at once, none before `not_before`, within the caps."""
 
-    def __init__(self, limits: Limits) -> None:
-        """Nothing is under way."""
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is under way. `clock` tells the time in seconds."""
         self.limits = limits
+        self._clock = clock
         self.level = float(limits.start)
         self.active = 0
         self.asleep = 0
@@ -124,9 +125,9 @@ class Pace:
                 place.set_result(None)
 
     async def _wait_for_time(self, tokens: float) -> None:
-        now = time.monotonic()
+        now = self._clock()
         wait = max(self._requests.take(1.0, now), self._tokens.take(tokens, now))
-        while (wait := max(wait, self.not_before - time.monotonic())) > 0:
+        while (wait := max(wait, self.not_before - self._clock())) > 0:
             await asyncio.sleep(wait)
             wait = 0.0
 
@@ -165,7 +166,7 @@ class Pace:
 
         One shrinking counts for all that were under way before it.
         """
-        now = time.monotonic()
+        now = self._clock()
         latency = statistics.median(self._recent) if self._recent else 1.0
         self._refused.append(True)
         num_refused = sum(self._refused)
@@ -189,7 +190,7 @@ class Pace:
             left = headers.get(f"x-ratelimit-remaining-{kind}")
             reset = duration(headers.get(f"x-ratelimit-reset-{kind}"))
             if left is not None and reset is not None and left.strip() == "0":
-                self.not_before = max(self.not_before, time.monotonic() + reset)
+                self.not_before = max(self.not_before, self._clock() + reset)
 
 
 def duration(text: str | None) -> float | None:

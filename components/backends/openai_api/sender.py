@@ -106,6 +106,9 @@ class Sender:
         """The response; an error that every other request would meet ends the run."""
         try:
             return await self._ask(request, count, text, directly=first)
+        except BackendLostError as error:
+            self._lost = error
+            raise
         except GatewayError as error:
             advice = error.advice(first)
             if advice is None:
@@ -159,13 +162,13 @@ class Sender:
                     answered = await self.attempts.run(estimate, send)
                 else:
                     write()
-                    answered = read(await self._jobs.result(body, f"{request.seed:x}"))
-                    answered.batched = True
+                    answered, unused = await self._jobs.result(body, f"{request.seed:x}")
+                    discarded += unused
                 answered.discarded = discarded
                 return answered
             except GatewayError as error:
                 if error.status not in REFUSALS or not self._learn(body, error):
-                    error.discarded = discarded
+                    error.discarded = discarded + error.discarded
                     raise
 
     @contextmanager
