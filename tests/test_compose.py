@@ -91,6 +91,36 @@ def test_a_cap_that_is_set_twice_to_two_values_is_refused() -> None:
     assert asked("task.think_cap=8", "sampling.think_cap=8").phases[0].cap == 8
     assert asked("sampling.think_cap=7").phases[0].cap == 7
     assert asked("task.think_cap=6").phases[0].cap == 6
+    rule = (
+        r"task\.max_output_tokens must be left out, or equal sampling\.max_new_tokens=9, .* got 7"
+    )
+    with pytest.raises(SpecError, match=rule):
+        asked("run.phases=single", "task.max_output_tokens=7", "sampling.max_new_tokens=9")
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        (
+            ("task=qa", "task.think_cap=5"),
+            "task.think_cap .* use task.max_output_tokens for output",
+        ),
+        (
+            ("task=crossword", "task.max_output_tokens=5"),
+            "use task.think_cap for think and task.ans",
+        ),
+        (
+            ("task=crossword", "run.phases=single", "task.answer_cap=5"),
+            "use task.max_output_tokens",
+        ),
+    ],
+)
+def test_a_cap_of_the_task_that_no_phase_uses_is_refused(
+    line: tuple[str, ...], refused: str
+) -> None:
+    made = to_spec(composed("backend=echo", *line))
+    with pytest.raises(SpecError, match=refused):
+        build_point(made, build_backend(made), line, {})
 
 
 def test_a_service_is_asked_what_it_can_do_inside_a_running_loop_and_by_nothing_else(

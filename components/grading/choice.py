@@ -9,9 +9,11 @@ MAX_CHOICES = 26
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _COMMAND = re.compile(r"\\(?:text|math)[a-z]*\s*(?=\{)|\\[()\[\]]")
 _MARKS = re.compile(r"[{}$*_`\\\"\u201c\u201d]")
+_BLANKS = re.compile(r"\s+")
+# Bounded, since a model that loops may write thousands of these words.
 _FILLER = (
     r"(?:(?:clearly|therefore|thus|most likely|likely|probably|definitely|indeed|simply|just"
-    r"|actually|either|option|choice|letter|answer|the|be)\b[\s:]*)*"
+    r"|actually|either|option|choice|letter|answer|the|be)\b[\s:]{0,3}){0,8}"
 )
 _LETTER = r"\(?\s*(?P<letter>[A-Z]|[a-z](?=\s*(?:[).,;:!?\n]|$)))\s*\)?(?![\w'\u2019])"
 _MORE = r"(?P<more>\s*(?:,\s*(?:and|or)?|/|&|\band\b|\bor\b)\s*\(?[A-Z]\)?(?=\s*(?:[).,;!\n]|$)))?"
@@ -28,7 +30,7 @@ _CHOSEN = re.compile(
 )
 _CALLED_RIGHT = re.compile(
     r"\(?\b(?P<letter>[A-Z])\b\)?\s+(?i:is|must be|seems|looks)(?P<not>n't|n\u2019t|\s+not\b)?\s+"
-    r"(?i:(?:clearly|therefore|thus|the|indeed|definitely)\s+)*(?i:correct|right|best|true|answer)\b"
+    r"(?i:(?:clearly|therefore|thus|the|indeed|definitely)\s+){0,8}(?i:correct|right|best|true|answer)\b"
     r"(?P<more>(?!))?(?P<but>(?!))?"
 )
 _LEADING = re.compile(r"\s*\(?([A-Z])(?:\s*[).:,](?!\w)|\s*$|\s*\n|(?<![AI])\s+(?=[a-z(]))")
@@ -62,6 +64,8 @@ def chosen_letter(text: str, choices: Sequence[str] = ()) -> str | None:
         choices: the texts behind the letters; without them every letter is possible.
     """
     text = _MARKS.sub("", _COMMAND.sub("", _BOX.sub(" answer is ", text)))
+    # Several patterns look for blanks at the same place: long runs of them would take cubic time.
+    text = _BLANKS.sub(lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
     letters = string.ascii_uppercase[: len(choices) or MAX_CHOICES]
     stated = [s for s in _statements(text, letters) if not s.denial]
     if stated:

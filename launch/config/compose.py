@@ -6,7 +6,7 @@ Nothing behind this module sees a DictConfig.
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pkgutil import resolve_name
@@ -22,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch.config import cluster
 from launch.config.command_line import CONF, check_choices, check_names, sentence
-from pipeline.protocols import Backend, Quantization, Task
-from pipeline.run.phases import CAPS
+from pipeline.protocols import Backend, Phase, Quantization, Task
+from pipeline.run.phases import cap_key
 from pipeline.run.point import Point, prepare
 from pipeline.spec import RunSpec, SpecError, require
 
@@ -46,6 +46,12 @@ PLAIN: dict[Any, tuple[type, ...]] = {Mapping: (dict,), Sequence: (list,), float
 for _talker in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_talker).setLevel(logging.ERROR)
 
+# Keys of `sampling` that cap a phase, and the keys of `task` that they replace.
+TASK_CAPS = {
+    "think_cap": "think_cap",
+    "answer_cap": "answer_cap",
+    "max_new_tokens": "max_output_tokens",
+}
 HANDED_OVER = ("model", "quantization", "cache_dir")  # to a backend that has such parameters
 
 
@@ -190,6 +196,7 @@ def build_point(
     """The point of a spec, with where each sampling value came from; `task` if it is built."""
     refuse_two_caps(spec, overrides)
     point = prepare(spec, task or build("task", spec.task), backend)
+    refuse_idle_caps(point.phases, spec, overrides)
     point.overrides = list(overrides)
     point.sources = sampling_sources(spec, overrides, choices)
     return point
@@ -198,11 +205,21 @@ def build_point(
 def refuse_two_caps(spec: RunSpec, overrides: Sequence[str]) -> None:
     """Refuse a cap that the command line sets twice, in `task` and in `sampling`, to two values."""
     typed = typed_keys(overrides)
-    for name in CAPS:
-        of_task, of_sampling = spec.task.get(name), getattr(spec.sampling, name)
-        agree = f"task.{name}" not in typed or of_sampling in (None, of_task)
+    for name, key in TASK_CAPS.items():
+        of_task, of_sampling = spec.task.get(key), getattr(spec.sampling, name)
+        agree = f"task.{key}" not in typed or of_sampling in (None, of_task)
         rule = f"be left out, or equal sampling.{name}={of_sampling}, which replaces it"
-        require(agree, f"task.{name}", rule, of_task)
+        require(agree, f"task.{key}", rule, of_task)
+
+
+def refuse_idle_caps(phases: Iterable[Phase], spec: RunSpec, overrides: Sequence[str]) -> None:
+    """Refuse a cap of `task` on the command line for which this run has no phase."""
+    typed, used = typed_keys(overrides), {phase.name: cap_key(phase) for phase in phases}
+    caps = " and ".join(f"task.{TASK_CAPS[key]} for {name}" for name, key in used.items())
+    for name, key in TASK_CAPS.items():
+        rule = f"be left out: it caps no phase that the task has in this run; use {caps}"
+        idle = f"task.{key}" in typed and name not in used.values()
+        require(not idle, f"task.{key}", rule, spec.task.get(key))
 
 
 def typed_keys(overrides: Sequence[str]) -> set[str]:

@@ -7,7 +7,6 @@ from pipeline.protocols import Backend, Generation, Phase, Piece, Task
 from pipeline.spec import RunSpec, require
 
 CAP_KEYS = {"think": "think_cap", "answer": "answer_cap", "output": "max_new_tokens"}
-CAPS = tuple(CAP_KEYS.values())
 
 
 def resolve_phases(task: Task, backend: Backend, spec: RunSpec) -> tuple[Phase, ...]:
@@ -48,7 +47,7 @@ def refuse_unused_caps(phases: Iterable[Phase], spec: RunSpec, task: str) -> Non
     keys = {phase.name: cap_key(phase) for phase in phases}
     caps = " and ".join(f"sampling.{key} for {name}" for name, key in keys.items())
     rule = f"be left out: it caps no phase that task {task} has in this run; use {caps}"
-    for name in CAPS:
+    for name in CAP_KEYS.values():
         cap = getattr(spec.sampling, name)
         require(cap is None or name in keys.values(), f"sampling.{name}", rule, cap)
 

@@ -32,6 +32,11 @@ LOOPS = [
     "**",
     "((",
     "1,",
+    " ",
+    "A ",
+    "answer be ",
+    "Answer: the ",
+    "A is the ",
 ]
 
 
@@ -67,7 +72,7 @@ def test_the_text_graders_always_give_a_verdict(name: str, gold: str, pred: str)
 
 @pytest.mark.parametrize("piece", LOOPS)
 def test_twenty_thousand_characters_of_a_loop_are_read(piece: str) -> None:
-    text = piece * (20_000 // len(piece))
+    text = "x" + piece * (20_000 // len(piece)) + "x"
     boxed_answer(text)
     chosen_letter(text, ["red", "green"])
     for name in set(text_grading.GRADERS) - {"regex"}:
