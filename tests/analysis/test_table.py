@@ -236,4 +236,4 @@ def test_the_same_lines_count_for_summaries_and_for_a_run_that_goes_on(
     owner = {i: table.files[f].path for i, f in table.rows["file"].items()}
     counted = {(owner[i], int(at)) for i, at in table.rows["offset"].items()}
     assert counted == {(place.path, place.line.offset) for place in index.places.values()}
-    assert table.superseded == index.superseded
+    assert table.superseded == index.num_superseded

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.grading.answers import find
+from components.grading.answers import extract
 from pipeline.protocols import FinishReason, Generation
 
 
@@ -14,6 +14,6 @@ def test_the_cap_and_the_end_of_the_context_both_cut_an_answer(
     reason: FinishReason, cut: bool
 ) -> None:
     think = Generation([1], "so", "stop_token", tail="</think>")
-    answer = find({"think": think, "answer": Generation([2], "4", reason)})
-    assert (answer.capped, answer.closed) == (cut, not cut)
-    assert find({"output": Generation([2], "<answer>4", reason)}).capped == cut
+    answer = extract({"think": think, "answer": Generation([2], "4", reason)})
+    assert (answer.cut, answer.closed) == (cut, not cut)
+    assert extract({"output": Generation([2], "<answer>4", reason)}).cut == cut

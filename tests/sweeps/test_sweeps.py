@@ -227,9 +227,9 @@ def test_a_signal_while_the_model_loads_ends_the_run(tmp_path: Path) -> None:
     from launch.running import here
 
     backend = Slow(spec.model)
-    before, here.PATIENCE = here.PATIENCE, 0.2
+    before, here.STOP_SECONDS = here.STOP_SECONDS, 0.2
     try:
         ran = run_ready([build_point(spec, backend, [], {})], backend, ["{}"])
     finally:
-        here.PATIENCE = before
+        here.STOP_SECONDS = before
     assert ran.status == here.INTERRUPTED
