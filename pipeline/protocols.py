@@ -19,12 +19,7 @@ class BackendLostError(RuntimeError):
 
 
 class RequestFailedError(RuntimeError):
-    """One request failed for good; others may succeed.
-
-    `cost_usd` is what its attempts cost all the same, in USD.
-    """
-
-    cost_usd: float = 0.0
+    """One request failed for good; others may succeed."""
 
 
 class PromptTooLongError(SpecError):
@@ -153,12 +148,23 @@ class Group:
     size: int
 
 
+class Spending(Protocol):
+    """Where a paid backend says what a request costs beside its answer, while it is under way."""
+
+    def discarded(self, usd: float) -> None:
+        """USD of an answer that was paid, or may have been, and cannot be used."""
+
+    async def renew(self) -> None:
+        """Wait until the budget covers another attempt; raises where it never will."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One generation to make.
 
     `seed` is 64 bits; `trace_id` names the trace and orders it (lower came first). `on_token(text)`
     receives text as it becomes certain. `entropy` False: entropies and logprobs may be left out.
+    `spending` is there where a budget limits the run.
     """
 
     prompt: Prompt
@@ -170,6 +176,7 @@ class Request:
     group: Group
     entropy: bool = True
     on_token: Callable[[str], None] | None = None
+    spending: Spending | None = None
 
 
 @dataclass(frozen=True, slots=True)

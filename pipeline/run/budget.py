@@ -1,6 +1,7 @@
 """`run.budget`: money is set aside before a request is sent, so that the limit is never passed."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -8,7 +9,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
-from pipeline.protocols import Generation, Request, RequestFailedError
+from pipeline.protocols import Generation, Request
 from pipeline.store.files import append, encode, write_atomically
 
 RESERVED = "reserved.jsonl"
@@ -29,7 +30,10 @@ class Priced(Protocol):
         """The most that `request` can cost, in USD: its prompt and every token of its cap."""
 
     def may_have_paid(self, request: Request) -> bool:
-        """Whether a request whose call was cancelled had been sent, and may be charged."""
+        """Whether a request whose call was cancelled may be charged.
+
+        What was said to its `spending` is counted anyway.
+        """
 
 
 class Reserved:
@@ -96,7 +100,7 @@ class Budget:
         self.spent = spent + (reserved.usd if reserved else 0.0)
         self.exhausted = False
         self._reserved = reserved
-        self._aside = 0.0
+        self.set_aside = 0.0
         self._changed = asyncio.Condition()
 
     def close(self) -> None:
@@ -105,51 +109,49 @@ class Budget:
             self._reserved.close()
 
     @asynccontextmanager
-    async def aside(self, backend: Any, request: Request) -> AsyncIterator[list[Generation]]:
+    async def aside(self, backend: Any, request: Request) -> AsyncIterator["Account"]:
         """Set the request's worst cost aside while it is under way.
 
-        What it really cost is read from the generation put into the list that is handed out; the
-        worst counts where that does not say, and where a request was given up that may be charged
-        all the same. Waits where others under way may leave enough.
+        What it really cost is read from the generations put into the account; the worst counts
+        where they do not say, and where a request was given up that may be charged all the same.
+        Waits where others under way may leave enough.
 
         Raises:
             BudgetSpentError: not even all that is left covers the request.
         """
-        made: list[Generation] = []
         if self.limit is None:
-            yield made
+            yield Account(request, [])
             return
         worst = backend.worst_cost(request)
-        await self._take(worst)
-        number = self._reserved.ask(worst) if self._reserved else 0
-        beyond = 0.0
+        await self.take(worst)
+        spending = _SetAside(self, worst, self._reserved)
+        account = Account(dataclasses.replace(request, spending=spending), [])
+        made, beyond = account.generations, 0.0
         try:
-            yield made
-            columns = [generation.backend_columns for generation in made]
-            beyond = worst * sum(one.get("cost_usd") is None for one in columns)
+            yield account
+            beyond = worst * sum(one.backend_columns.get("cost_usd") is None for one in made)
         except asyncio.CancelledError:
             beyond = worst if backend.may_have_paid(request) else 0.0
             raise
-        except RequestFailedError as error:
-            beyond = error.cost_usd
-            raise
         finally:
-            self._aside -= worst
-            self.spent += beyond + cost_of(generation.backend_columns for generation in made)
-            if self._reserved is not None:
-                self._reserved.settle(number, beyond)
-            async with self._changed:
-                self._changed.notify_all()
+            spending.close(beyond, [generation.backend_columns for generation in made])
+            await self.changed()
 
-    async def _take(self, worst: float) -> None:
+    async def take(self, worst: float) -> None:
+        """Set `worst` aside, once what is under way leaves enough."""
         assert self.limit is not None
         async with self._changed:
-            while self.spent + self._aside + worst > self.limit:
+            while self.spent + self.set_aside + worst > self.limit:
                 if self.spent + worst > self.limit:
                     self.exhausted = True
                     raise BudgetSpentError(self.sentence())
                 await self._changed.wait()
-            self._aside += worst
+            self.set_aside += worst
+
+    async def changed(self) -> None:
+        """Let those who wait for money look again."""
+        async with self._changed:
+            self._changed.notify_all()
 
     def sentence(self) -> str:
         """What to tell the user."""
@@ -157,6 +159,60 @@ class Budget:
             f"run.budget of {self.limit} USD: {self.spent:.4f} USD are spent and the next request "
             "could pass it; run again with a larger run.budget to go on"
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Account:
+    """A request to send, and the list into which its generation is put."""
+
+    request: Request
+    generations: list[Generation]
+
+
+class _SetAside:
+    """The money of one request: its worst cost while it is under way, and what was discarded."""
+
+    def __init__(self, budget: Budget, worst: float, reserved: Reserved | None) -> None:
+        self._budget, self._worst, self._reserved = budget, worst, reserved
+        self._discarded = 0.0
+        self._held = worst
+        self._closed = False
+        self._number = reserved.ask(worst) if reserved else 0
+
+    def discarded(self, usd: float) -> None:
+        """Count an answer without a use at once: the next attempt may be paid as well."""
+        if self._closed:
+            return
+        self._discarded += usd
+        self._budget.spent += usd
+        self._note(self._worst + self._discarded)
+
+    async def renew(self) -> None:
+        """Wait until the budget covers the worst cost once more.
+
+        Nothing is held meanwhile, so that two that wait do not wait for each other.
+        """
+        self._budget.set_aside -= self._held
+        self._held = 0.0
+        await self._budget.changed()
+        await self._budget.take(self._worst)
+        self._held = self._worst
+
+    def close(self, beyond: float, columns: list[dict[str, Any]]) -> None:
+        """Give back what was set aside.
+
+        `columns` are those of the generations, which say what was discarded as well; `beyond` is
+        what they do not say.
+        """
+        self._closed = True
+        self._budget.set_aside -= self._held
+        told = self._discarded if columns else 0.0
+        self._budget.spent += beyond + cost_of(columns) - told
+        self._note(beyond + self._discarded - told)
+
+    def _note(self, usd: float) -> None:
+        if self._reserved is not None:
+            self._reserved.settle(self._number, usd)
 
 
 def cost_of(records: Iterable[dict[str, Any]]) -> float:

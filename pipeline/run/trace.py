@@ -150,12 +150,12 @@ class Trace:
         if journalled is not None:
             return journalled
         request = self._request(prompt, phase, cue)
-        async with self.budget.aside(self.backend, request) as made:
+        async with self.budget.aside(self.backend, request) as account:
             if self.stopping():
                 raise StoppedError
-            generation = await self.backend.generate(request)
+            generation = await self.backend.generate(account.request)
             self.journal.put(entry, generation)
-            made.append(generation)
+            account.generations.append(generation)
         await self.journal.synced()
         if generation.prompt_cut:
             cut = "%s, phase %s: model.max_length cut %d tokens off the prompt"

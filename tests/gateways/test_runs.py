@@ -395,3 +395,43 @@ def test_answers_that_cannot_be_used_are_counted(tmp_path: Path, here: Callable[
     one = (11 * 0.15 + 7 * 0.6) / 1e6
     assert row["cost_usd"] == pytest.approx(one)
     assert row["discarded_usd"] == pytest.approx(2 * one)
+
+
+def test_a_request_that_is_sent_again_stays_below_the_budget(
+    tmp_path: Path, here: Callable[..., str]
+) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 2)
+    line = (f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7")
+    one = (11 * 0.15 + 7 * 0.6) / 1e6
+    with Service(lambda seen: Reply(chat(None))) as service:
+        here(service.url, *line, "run.budget=0.0003", status=130)
+        assert len(service.seen) >= 2 and len(service.seen) * one <= 0.0003
+    (reserved,) = tmp_path.rglob("reserved.jsonl")
+    assert Reserved.read(reserved).usd == pytest.approx(len(service.seen) * one)
+
+
+def test_answers_without_a_use_count_where_the_first_request_ends_the_run(
+    tmp_path: Path, here: Callable[..., str]
+) -> None:
+    def script(seen: Seen) -> Reply:
+        return Reply(chat(None)) if len(service.seen) < 3 else Reply(refusal("no"), 401)
+
+    with Service(script) as service:
+        here(service.url, f"run.root={tmp_path}", "run.budget=1", status=2)
+    (reserved,) = tmp_path.rglob("reserved.jsonl")
+    assert Reserved.read(reserved).usd == pytest.approx(2 * (11 * 0.15 + 7 * 0.6) / 1e6)
+
+
+def test_a_connection_cut_amid_an_answer_counts_at_its_worst(
+    tmp_path: Path, here: Callable[..., str]
+) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 1)
+    good = Faulty(share=0.0)
+
+    def script(seen: Seen) -> Reply:
+        return Reply(good.answer(seen.body, 4), cut=len(service.seen) < 2)
+
+    with Service(script) as service:
+        here(service.url, f"task.data.path={data}", f"run.root={tmp_path}")
+    (row,) = rows_in(tmp_path)
+    assert row["discarded_usd"] > 1000 * 0.6 / 1e6, "the whole cap"

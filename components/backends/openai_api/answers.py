@@ -66,14 +66,14 @@ class Said:
 class Answered:
     """A whole response: its choices, the usage under one set of names, the model's exact name.
 
-    `discarded` is the usage of earlier answers to the same request that could not be used, None
-    where it is unknown; `batched` says that the Batch API's price holds.
+    `discarded_usd` is what earlier answers to the same request cost that could not be used;
+    `batched` says that the Batch API's price holds.
     """
 
     choices: list[Said]
     usage: dict[str, Any]
     model: str | None
-    discarded: list[dict[str, Any] | None] = field(default_factory=list)
+    discarded_usd: float = 0.0
     batched: bool = False
 
 

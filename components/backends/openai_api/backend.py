@@ -1,9 +1,8 @@
 """Any service that speaks OpenAI's HTTP API: hosted ones, gateways, servers of one's own."""
 
 import json
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -124,7 +123,7 @@ class OpenAiBackend:
         place = Place(service, url, api_version, self._cache)
         self.pace = Pace(pace)
         self._make_sender: Callable[[], Sender] = lambda: Sender(
-            connection, place, self._dialect, self.pace, retry
+            connection, place, self._dialect, self.pace, retry, self._discard
         )
         self._sender = self._make_sender()
         together = samples_per_request and api != "responses" and not batch.enabled
@@ -215,7 +214,8 @@ class OpenAiBackend:
         messages = request.prompt.messages
         texts = [spelled(m.content) for m in messages] + [spelled(request.prompt.prefill)]
         prompt_tokens = sum(len(text.encode()) + 16 for text in texts)
-        return self._price.at_most(prompt_tokens, request.cap, self._batch.enabled)
+        batched = self._batch.enabled and self._sender.met  # the first request goes directly
+        return self._price.at_most(prompt_tokens, request.cap, batched)
 
     async def __aenter__(self) -> Self:
         """Read the key, make the client."""
@@ -258,7 +258,6 @@ class OpenAiBackend:
         try:
             return await self._sender.ask(request, count, text)
         except GatewayError as error:
-            error.cost_usd = self._discarded(request, error.discarded) or 0.0
             if error.is_context_exceeded:
                 raise PromptTooLongError(f"{self.name}: {error}") from None
             raise
@@ -291,8 +290,8 @@ class OpenAiBackend:
             **said.extra,
         }
         extra |= {"tokens_unknown": True} if made is None and not said.tokens else {}
-        discarded = share.answered.discarded if share.first else []
-        extra |= {"discarded_usd": self._discarded(request, discarded)} if discarded else {}
+        discarded = share.answered.discarded_usd if share.first else 0.0
+        extra |= {"discarded_usd": discarded} if discarded else {}
         extra |= {"usage_shared_by": share.shared_by} if share.shared_by > 1 else {}
         return Generation(
             token_ids=[],
@@ -312,15 +311,19 @@ class OpenAiBackend:
             return None
         return self._price.of(usage, batched)
 
-    def _discarded(self, request: Request, usages: Sequence[dict[str, Any] | None]) -> float | None:
-        """USD of answers that could not be used; at worst, where the service does not say."""
-        if self._price is None:
-            return None
-        costs = [u.get("cost", self._price.of(u, False)) if u else None for u in usages]
-        cost = math.fsum(self.worst_cost(request) if one is None else one for one in costs)
-        self._tally.discarded += len(usages)
-        self._tally.cost_usd += cost
-        return cost
+    def _discard(
+        self, request: Request, usage: Mapping[str, Any] | None, num_samples: int, batched: bool
+    ) -> float:
+        """Count an answer that cannot be used; its USD, at worst where its usage is unknown."""
+        self._tally.discarded += 1
+        usd = (usage or {}).get("cost")
+        if usd is None and self._price is not None:
+            worst = num_samples * self.worst_cost(request)
+            usd = self._price.of(usage, batched) if usage else worst
+        self._tally.cost_usd += usd or 0.0
+        if request.spending is not None:
+            request.spending.discarded(usd or 0.0)
+        return float(usd or 0.0)
 
     def _check_price(self, request: Request, reported: float | None, shared_by: int) -> None:
         """Under a budget, a price table below what the service charges ends the run.
@@ -340,9 +343,8 @@ class OpenAiBackend:
             )
 
     def may_have_paid(self, request: Request) -> bool:
-        """Whether a request that was given up may be charged all the same."""
-        joined = self._samples.together and request.group.size > 1
-        return joined or self._sender.may_have_paid(request)
+        """Whether a request that was given up goes on all the same, shared with others."""
+        return self._samples.together and request.group.size > 1
 
     async def discover(self) -> None:
         """With `prefill: auto`, ask the service if it goes on with a given turn, unless known."""

@@ -43,7 +43,7 @@ class GatewayError(RequestFailedError):
 
     `status` is the HTTP status, None where none came; `parameter` and `code` are the service's;
     `transient` says that attempts ended although another one might have succeeded. `discarded` is
-    the usage of answers that came all the same and could not be used, None where it is unknown.
+    the usage of answers of a batch that could not be used, None where it is unknown.
     """
 
     def __init__(

@@ -80,10 +80,16 @@ class Attempts:
         self.repeated = 0
         self._notices = Notices(service, pace)
 
-    async def run(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
+    async def run(
+        self,
+        tokens: float,
+        send: Callable[[], Awaitable[T]],
+        renew: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
         """The result of `send`, attempted as often as the settings allow.
 
-        `tokens` estimates what one attempt takes of the token cap.
+        `tokens` estimates what one attempt takes of the token cap; `renew` is awaited before every
+        attempt but the first.
 
         Raises:
             GatewayError: it failed for good.
@@ -91,7 +97,7 @@ class Attempts:
         failures: list[Failure] = []
         try:
             async with asyncio.timeout(self.retry.overall_timeout):
-                return await self._until_answered(tokens, send, failures)
+                return await self._until_answered(tokens, send, renew, failures)
         except ATTEMPTED as error:
             raise self._final(error, failures) from None
 
@@ -107,7 +113,11 @@ class Attempts:
         )
 
     async def _until_answered(
-        self, tokens: float, send: Callable[[], Awaitable[T]], failures: list[Failure]
+        self,
+        tokens: float,
+        send: Callable[[], Awaitable[T]],
+        renew: Callable[[], Awaitable[None]] | None,
+        failures: list[Failure],
     ) -> T:
         num_limited = num_failed = 0
         while True:
@@ -124,6 +134,8 @@ class Attempts:
                 if pause > self.retry.overall_timeout:
                     raise
             await self._sleep(failure, pause)
+            if renew is not None:
+                await renew()
 
     async def _attempt(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
         async with self.pace.admitted(tokens):

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
-from openai import APITimeoutError, AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI
 
 from components.backends.openai_api.answers import NOT_PAID, Answered, BadAnswerError, decode, read
 from components.backends.openai_api.batch_api import BatchApi, BatchJobs
@@ -24,7 +25,13 @@ from pipeline.protocols import BackendLostError, Request, spelled
 _LOG = logging.getLogger(__name__)
 REFUSALS = (400, 403, 422)
 CHARACTERS_PER_TOKEN = 3  # a little below what texts of this kind have
+# The connection broke after the request was sent: the service may have answered, and charge it.
+BROKEN_LATE = (httpx2.ReadError, httpx2.ReadTimeout, httpx2.RemoteProtocolError)
 QUIET = ("httpx2", "openai")  # they log every request
+
+
+# Counts an answer without a use: request, usage (None: unknown), samples, whether batched; USD.
+Discard = Callable[[Request, Mapping[str, Any] | None, int, bool], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +48,16 @@ class Sender:
     """Asks one service. The first request goes alone: what it teaches holds for all others."""
 
     def __init__(
-        self, connection: Connection, place: Place, dialect: Dialect, pace: Pace, retry: Retry
+        self,
+        connection: Connection,
+        place: Place,
+        dialect: Dialect,
+        pace: Pace,
+        retry: Retry,
+        discard: Discard,
     ) -> None:
-        """Nothing is opened."""
+        """Nothing is opened. `discard` counts what cannot be used and tells its cost."""
+        self._discard = discard
         self.dialect, self.pace = dialect, pace
         self.attempts: Attempts | None = None
         self._connection, self._place, self._retry = connection, place, retry
@@ -52,7 +66,6 @@ class Sender:
         self._first = asyncio.Lock()
         self._met = False
         self._lost: BackendLostError | None = None
-        self._given_up: set[int] = set()  # seeds of requests that were dropped while under way
 
     async def open(self, batch: BatchApi | None = None) -> None:
         """Read the key and make the client.
@@ -130,9 +143,10 @@ class Sender:
         """Send nothing any more: every further request fails with `error`."""
         self._lost = error
 
-    def may_have_paid(self, request: Request) -> bool:
-        """Whether a request that was given up lay at the service."""
-        return request.seed in self._given_up
+    @property
+    def met(self) -> bool:
+        """Whether the service has answered, so that batches take what follows."""
+        return self._met
 
     async def _ask(
         self, request: Request, count: Callable[[], int], text: str | None, directly: bool = False
@@ -143,53 +157,42 @@ class Sender:
         )
         estimate = characters / CHARACTERS_PER_TOKEN + request.cap
         body: dict[str, Any] = {}
-        discarded: list[dict[str, Any] | None] = []
+        discarded_usd: list[float] = []
+        num_samples = 1
 
         def write() -> None:
+            nonlocal num_samples
+            num_samples = count()
             body.clear()
-            body.update(self.dialect.body(request, count(), text))
+            body.update(self.dialect.body(request, num_samples, text))
+
+        def discard(usage: Mapping[str, Any] | None, batched: bool = False) -> None:
+            discarded_usd.append(self._discard(request, usage, num_samples, batched))
 
         async def send() -> Answered:
             if self._lost is not None:
                 raise self._lost
             write()
-            with self._accounts_of(request, discarded):
+            with _unusable(discard):
                 return await self._post(body, estimate)
 
         while True:
             try:
                 if self._jobs is None or directly:
-                    answered = await self.attempts.run(estimate, send)
+                    renew = request.spending.renew if request.spending else None
+                    answered = await self.attempts.run(estimate, send, renew)
                 else:
                     write()
                     answered, unused = await self._jobs.result(body, f"{request.seed:x}")
-                    discarded += unused
-                answered.discarded = discarded
+                    for usage in unused:
+                        discard(usage, True)
+                answered.discarded_usd = math.fsum(discarded_usd)
                 return answered
             except GatewayError as error:
+                for usage in error.discarded:
+                    discard(usage, True)
                 if error.status not in REFUSALS or not self._learn(body, error):
-                    error.discarded = discarded + error.discarded
                     raise
-
-    @contextmanager
-    def _accounts_of(
-        self, request: Request, discarded: list[dict[str, Any] | None]
-    ) -> Iterator[None]:
-        """Note the usage of an answer that cannot be used, None where it may have been paid."""
-        try:
-            yield
-        except BadAnswerError as error:
-            if error.code != NOT_PAID:
-                discarded.append(error.usage or None)
-            raise
-        except APITimeoutError as error:
-            if not isinstance(error.__cause__, httpx2.ConnectTimeout):
-                discarded.append(None)
-            raise
-        except asyncio.CancelledError:  # the time-out of the attempt, or the end of the run
-            discarded.append(None)
-            self._given_up.add(request.seed)
-            raise
 
     async def _post(self, body: dict[str, Any], estimate: float) -> Answered:
         assert self._client is not None
@@ -210,3 +213,21 @@ class Sender:
             text = "%s: %s; asked in another way from now on"
             _LOG.warning(text, self._place.service, error)
         return again
+
+
+@contextmanager
+def _unusable(discard: Callable[[Mapping[str, Any] | None], None]) -> Iterator[None]:
+    """Discard the usage of an answer that cannot be used, None where it may have been paid."""
+    try:
+        yield
+    except BadAnswerError as error:
+        if error.code != NOT_PAID:
+            discard(error.usage or None)
+        raise
+    except APIConnectionError as error:
+        if isinstance(error.__cause__, BROKEN_LATE):
+            discard(None)
+        raise
+    except asyncio.CancelledError:  # the time-out of the attempt, or the end of the run
+        discard(None)
+        raise
