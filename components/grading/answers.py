@@ -1,10 +1,14 @@
-"""Finds the answer in what a model wrote."""
+"""Finds the answer in what a model wrote.
+
+Reasoning ends with `</think>`, or is what stands outside of the channel `final` (gpt-oss).
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from components.decoding import harmony
 from pipeline.protocols import Generation
 
 AnswerStatus = Literal["answered", "no_answer", "truncated"]
@@ -20,9 +24,10 @@ class ExtractedAnswer:
     """The answer block of one pass.
 
     `text` is its stripped text, empty where there is none; `closed` says that it was written to its
-    end. `output` is everything the model wrote, and `cut` says that a phase ended before the model
-    did. `unfinished` says that the output was cut inside its reasoning or inside an open answer
-    block: whatever stands before the cut, a box for example, is not the answer.
+    end. `output` is everything the model wrote, with think tags around reasoning that came in a
+    channel. `cut` says that a phase ended before the model did. `unfinished` says that the output
+    was cut inside its reasoning or inside an open answer block: whatever stands before the cut, a
+    box for example, is not the answer.
     """
 
     text: str
@@ -49,7 +54,7 @@ def extract(generations: Mapping[str, Generation]) -> ExtractedAnswer:
 
 
 def _from_output(generation: Generation, cut: bool) -> ExtractedAnswer:
-    output = generation.spelled
+    output = _with_think_tags(generation.spelled, cut)
     opening = _OPENING.search(output)
     closing = _CLOSING.search(output, opening.end()) if opening else None
     if opening and closing:
@@ -61,6 +66,15 @@ def _from_output(generation: Generation, cut: bool) -> ExtractedAnswer:
     return ExtractedAnswer("", False, cut, unfinished, output)
 
 
+def _with_think_tags(text: str, cut: bool) -> str:
+    """A text in channels as one with a think block, which a cut before the answer leaves open."""
+    channels = harmony.channels(text)
+    if channels is None:
+        return text
+    begun = f"<think>\n{channels.reasoning}"
+    return begun if cut and channels.final is None else f"{begun}\n</think>\n{channels.final or ''}"
+
+
 def _thinking(output: str) -> bool:
     """True when the last think tag of the output opens a block."""
     tags = _THINK_TAG.findall(output)
@@ -68,5 +82,5 @@ def _thinking(output: str) -> bool:
 
 
 def visible(answer: ExtractedAnswer) -> str:
-    """What a reader takes as the answer where no tag holds one: all after the last think block."""
+    """The text after the last think block: what a reader takes as the answer without a tag."""
     return re.split(r"</think>", answer.output, flags=re.IGNORECASE)[-1].strip()

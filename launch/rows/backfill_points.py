@@ -7,8 +7,9 @@ from typing import Any
 from launch.rows.backfill_spec import BackfillSpec
 from pipeline.backfill.missing_passes import RowToFill, Scan
 from pipeline.backfill.points import BackfillPoint, pass1_place, reader, seed_rows, trace_of
+from pipeline.backfill.stored_rows import phases_of
 from pipeline.protocols import Backend, Cue, Task
-from pipeline.run.phases import refuse_unused_caps, resolve_phases
+from pipeline.run.phases import refuse_unused_caps, resolve_phases, with_phases
 from pipeline.run.point import model_name
 from pipeline.spec import digest, require
 from pipeline.store.files import Row
@@ -29,8 +30,11 @@ def points_of(
     read = reader(Path(spec.backfill.input))
     points = []
     for settings, members in by_settings.items():
-        require_same_model(read(members[0].offset), spec, built[1])
+        first = read(members[0].offset)
+        require_same_model(first, spec, built[1])
         point = _point(spec, cues, built, settings)
+        # Pass 1 answered a prompt that stated the caps of its own run.
+        point.task = with_phases(built[0], phases_of(first, built[0]))
         point.traces = [trace_of(read(member.offset)) for member in members]
         point.examples = [example for example, _ in point.traces]
         preferred = spec.run.pass1_sample

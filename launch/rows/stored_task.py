@@ -14,7 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from launch.config.command_line import CONF
 from launch.config.compose import check_component, component_class, compose_task
+from pipeline.backfill.stored_rows import phases_of
 from pipeline.protocols import Example, Prompt, Task
+from pipeline.run.phases import with_phases
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
 from pipeline.store.run_record import read_record
@@ -125,9 +127,13 @@ class StoredTasks:
 
 
 def prompt_of(task: Task, example: Example) -> Prompt:
-    """The prompt of a stored row. Raises SpecError where the task could not have asked it."""
+    """The prompt of a stored row, whose columns are the example's metadata.
+
+    Raises:
+        SpecError: the task could not have asked it.
+    """
     try:
-        return task.prompt(example)
+        return with_phases(task, phases_of(example.metadata, task)).prompt(example)
     except MISFITS as error:
         text = f"{type(error).__name__}: {error}"
         raise SpecError(f"example {example.id}: task {task.name} cannot ask it ({text})") from error

@@ -1,10 +1,12 @@
 """A stored row back into what a task and a trace work with: its example and its generations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast, get_args
 
 from pipeline.protocols import Example, FinishReason, Generation, Phase, Task
 from pipeline.run.pass_fields import generations_of
+from pipeline.run.phases import cap_key
 from pipeline.store.files import Row
 
 REASONS = get_args(FinishReason)
@@ -20,13 +22,21 @@ def example_of(row: Row) -> Example:
     )
 
 
-def phases_of(row: Row, task: Task) -> tuple[Phase, ...]:
-    """The phases a row was made with: the task's, or one in which the model wrote the tags."""
+def phases_of(row: Mapping[str, Any], task: Task) -> tuple[Phase, ...]:
+    """The phases a row was made with: the task's, or one in which the model wrote the tags.
+
+    Their caps are those that the row states, else the task's.
+    """
     stored = row.get("pass1") or {}
     single = row.get("phases") == "single" or "stop_reason_output" in stored
-    if len(task.phases) == 1 or not single:
-        return task.phases
-    return (Phase(name="output", cap=task.max_output_tokens, stop=task.phases[-1].stop),)
+    phases = task.phases
+    if len(phases) > 1 and single:
+        phases = (Phase(name="output", cap=task.max_output_tokens, stop=phases[-1].stop),)
+    return tuple(_capped(phase, row.get(cap_key(phase))) for phase in phases)
+
+
+def _capped(phase: Phase, cap: Any) -> Phase:
+    return replace(phase, cap=cap) if type(cap) is int and cap >= 1 else phase
 
 
 def generations(fields: dict[str, Any], phases: Sequence[Phase]) -> list[Generation]:

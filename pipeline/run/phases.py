@@ -1,6 +1,7 @@
 """Which phases a run has: the task's own, or one where the model writes the tags itself."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 
 from pipeline.protocols import Backend, Generation, Phase, Piece, Task
@@ -23,6 +24,13 @@ def resolve_phases(task: Task, backend: Backend, spec: RunSpec) -> tuple[Phase, 
     single = tagged and (spec.run.phases == "single" or not prefill)
     phases = (_single(task),) if single else task.phases
     return tuple(_capped(phase, spec) for phase in phases)
+
+
+def with_phases(task: Task, phases: tuple[Phase, ...]) -> Task:
+    """A copy of the task whose prompts state the caps of these phases."""
+    asking = copy(task)
+    asking.phases = phases
+    return asking
 
 
 def _single(task: Task) -> Phase:

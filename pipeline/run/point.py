@@ -19,7 +19,7 @@ from pipeline.protocols import (
 )
 from pipeline.run.budget import Priced
 from pipeline.run.pass_fields import cue_hash
-from pipeline.run.phases import refuse_unused_caps, resolve_phases
+from pipeline.run.phases import refuse_unused_caps, resolve_phases, with_phases
 from pipeline.run.slicing import select
 from pipeline.spec import RunSpec, Sampling, digest, require
 from pipeline.store.files import Row
@@ -111,6 +111,7 @@ def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
     """Load data, resolve phases and identity, refuse what the backend cannot do. Loads no model."""
     phases = resolve_phases(task, backend, spec)
     refuse_unused_caps(phases, spec, task.name)
+    task = with_phases(task, phases)
     refuse_what_it_cannot(spec, backend)
     everything = task.examples()
     require(len(everything) > 0, "task.data", "hold at least one example", 0)

@@ -1,18 +1,23 @@
 """Task math: where the answer is found, what its status is, loaders, presets, and the prompt."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sympy
 
+from components.backends.echo import Echo
+from launch.rows.stored_task import prompt_of
 from pipeline.protocols import Example
-from pipeline.spec import SpecError
+from pipeline.run.point import prepare
+from pipeline.spec import ModelSpec, Run, RunSpec, Sampling, SpecError
 from tests.fakes.configs import ROOT
 from tests.fakes.passes import Pass, generation, single, tagged
 from tests.fakes.tasks import SHARED, task
 
+MODEL = ModelSpec(name="echo", path="echo")
 HALF = Example("half", "What is one half?", r"\frac{1}{2}")
 VARIANTS = [f"legacy/math_q15b_promptv{n}" for n in range(1, 6)]
 
@@ -174,6 +179,24 @@ def test_the_prompt_is_system_then_the_problem(math: Any) -> None:
 def test_the_prompt_states_the_cap_that_holds(tagged: bool, cap: str) -> None:
     short = task("math", f"{cap}=321", tagged_phases=tagged)
     assert "321 tokens" in "".join(map(str, short.prompt(HALF).messages[0].content))
+
+
+def test_the_prompt_states_a_cap_that_sampling_overrides() -> None:
+    def system(phases: str, **sampling: int) -> str:
+        spec = RunSpec({}, {}, {}, MODEL, Sampling(**sampling), {}, Run(phases=phases))  # type: ignore[arg-type]
+        point = prepare(spec, task("math"), Echo(MODEL))
+        return str(point.task.prompt(HALF).messages[0].content)
+
+    assert "750 tokens" in system("tagged")
+    assert "33 tokens" in system("tagged", think_cap=33)
+    assert "900 tokens" in system("single")
+    assert "44 tokens" in system("single", max_new_tokens=44)
+
+
+def test_a_stored_row_is_asked_again_under_the_caps_that_it_states() -> None:
+    row = {"phases": "tagged", "think_cap": 33}
+    example = replace(HALF, metadata=row)
+    assert "33 tokens" in str(prompt_of(task("math"), example).messages[0].content)
 
 
 def test_braces_in_a_problem_reach_the_prompt_unharmed(math: Any) -> None:

@@ -1,15 +1,11 @@
 """The text and the reasoning in a message's content, whatever parts it comes in."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from components.decoding import harmony
+
 THINKING = ("thinking", "reasoning")
-# gpt-oss as servers without a parser for it hand it out: channels between special tokens.
-CHANNEL = re.compile(
-    r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>(.*?)(?=<\|end\|>|<\|return\|>|<\|start\|>|<\|channel\|>|$)",
-    re.DOTALL,
-)
 
 
 def clean(text: str) -> str:
@@ -50,12 +46,9 @@ def _thinking(part: Any) -> str:
 
 
 def _by_channel(text: str) -> tuple[str, str]:
-    if "<|channel|>" not in text:
-        return text, ""
-    found = CHANNEL.findall(text)
-    final = "".join(said for channel, said in found if channel == "final")
-    aside = "".join(said for channel, said in found if channel != "final")
-    return final, aside
+    """Answer and reasoning of gpt-oss, as servers without a parser for it hand them out."""
+    channels = harmony.channels(text)
+    return (text, "") if channels is None else (channels.final or "", channels.reasoning)
 
 
 def message_reasoning(message: Mapping[str, Any]) -> str:
