@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 MATH500 = HERE.parents[2] / "shared" / "data" / "math500.jsonl"
 PAIRS = [
     json.loads(line)
-    for name in ("math_pairs.jsonl", "math_spellings.jsonl")
+    for name in ("math_pairs.jsonl", "math_spellings.jsonl", "math_kinds.jsonl")
     for line in (HERE / name).read_text("utf-8").splitlines()
 ]
 LIMIT = 5.0
@@ -83,7 +83,7 @@ def test_the_pair_is_judged_as_the_table_says(pool: Pool, pair: dict[str, object
 
 def test_the_table_is_large_and_two_sided() -> None:
     verdicts = Counter(pair["equal"] for pair in PAIRS)
-    assert len(PAIRS) >= 800 and verdicts[False] >= 280
+    assert len(PAIRS) >= 1000 and verdicts[False] >= 350
     assert len({(pair["gold"], pair["pred"]) for pair in PAIRS}) == len(PAIRS)
 
 

@@ -1,6 +1,7 @@
-"""Equality of two formulas.
+"""Equality of two formulas, which math-verify parses.
 
-Parsed by math-verify, decided by exact numbers where it rounds, else by its `verify`.
+Values with 50 digits decide, at random points where there are variables; where an expression has no
+values, math-verify's own `verify` does. An odd root of a real number is its real root.
 """
 
 import logging
@@ -42,17 +43,16 @@ _ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-gi-z])")
 _DEGREES = re.compile(
     r"(\d+(?:\.\d+)?|\\frac\{[^{}]*\}\{[^{}]*\}|\([^()]*\)|\\?[a-zA-Z]+) ?\^\\circ"
 )
+# Numbers in parentheses behind a number or each other, which the parser would read as digits.
+_PRODUCT = re.compile(r"((?<![\w^_.}\\])\d+|\)) ?(?=\()")
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 
 
 def rename_capitals(latexes: Sequence[str]) -> list[str]:
-    """Capital variables become Greek letters that occur nowhere.
-
-    The parser would make them small ones.
-    """
-    whole = " ".join(latexes)
-    capitals = sorted(set(_capitals(whole)))
-    free = [name for name in _GREEK if f"\\{name}" not in whole]
+    """Greek letters that occur nowhere in place of capitals, which the parser would make small."""
+    joined = " ".join(latexes)
+    capitals = sorted(set(_capitals(joined)))
+    free = [name for name in _GREEK if f"\\{name}" not in joined]
     names = dict(zip(capitals, free, strict=False))
     return [_rename(latex, names) for latex in latexes]
 
@@ -63,10 +63,11 @@ def parse(latex: str) -> sympy.Basic | None:
     if _UNREADABLE.search(latex) or "$" in latex:
         return None
     prepared = _DECIMAL.sub(_as_fraction, _MIXED.sub(_as_improper, in_radians(latex)))
-    found = math_verify_parse(
+    prepared = _PRODUCT.sub(r"\1\\cdot ", prepared)
+    expressions = math_verify_parse(
         f"${prepared}$", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None
     )
-    return found[0] if found else None
+    return expressions[0] if expressions else None
 
 
 def in_radians(latex: str) -> str:
@@ -86,6 +87,8 @@ def equal(gold: str, pred: str) -> tuple[bool, str]:
         side = "gold" if left is None else "prediction"
         return same, "same characters" if same else f"the {side} cannot be read as a formula"
     exact = same_value(left, right)
+    if exact is False and (_has_odd_root(left) or _has_odd_root(right)):
+        exact = same_value(_with_real_roots(left), _with_real_roots(right))
     if exact is not None:
         return exact, "equal values" if exact else "different values"
     same = bool(math_verify_verify(left, right, timeout_seconds=None))
@@ -99,10 +102,7 @@ def has_names(latex: str) -> bool:
 
 
 def proportional(gold: str, pred: str, positive: bool) -> bool:
-    """True when one formula is a non-zero (or positive) constant times the other.
-
-    Neither may vanish.
-    """
+    """True when one formula is a non-zero (or positive) constant times the other, and not zero."""
     left, right = (parse(latex) for latex in rename_capitals((gold, pred)))
     if left is None or right is None or _names(left) != _names(right):
         return False
@@ -143,6 +143,23 @@ def same_value(left: Any, right: Any) -> bool | None:
         if not point:
             break
     return True if tested else None
+
+
+def _is_odd_root(expression: Any) -> bool:
+    power = expression.exp if isinstance(expression, sympy.Pow) else None
+    return power is not None and power.is_Rational and power.q > 1 and power.q % 2 == 1
+
+
+def _has_odd_root(expression: Any) -> bool:
+    return any(map(_is_odd_root, sympy.preorder_traversal(expression)))
+
+
+def _with_real_roots(expression: Any) -> Any:
+    r"""`x^{2/3}` and `\sqrt[3]{x^2}` as powers of real roots, as schools define them."""
+    return expression.replace(
+        _is_odd_root,
+        lambda root: sympy.sign(root.base) ** root.exp.p * abs(root.base) ** root.exp,
+    )
 
 
 def _value(expression: Any, point: dict[str, Any]) -> Any:

@@ -4,8 +4,13 @@ import re
 
 from components.grading.math import spelling
 from components.grading.math.boxed import closing_brace
+from components.grading.math.determinants import expand_determinants
 
 _WRAPS = (("$$", "$$"), ("$", "$"), ("\\[", "\\]"), ("\\(", "\\)"))
+# {}_{10}C_3 and ^{10}C_3, as calculators write binomials; not x^{10}C_3.
+_COMBINATIONS = re.compile(
+    r"(?:\{ ?\} ?|(?<![\w)}\]]))[_^] ?\{?(\w+)\}? ?\{? ?(?:C|\\text\{C\}) ?\}? ?_ ?\{?(\w+)\}?"
+)
 _RENAMED = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (
@@ -15,6 +20,7 @@ _RENAMED = (
         r"\\text",
     ),
     (re.compile(r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}"), r"\\binom{\1}{\2}"),
+    (_COMBINATIONS, r"\\binom{\1}{\2}"),
     (re.compile(r"(\w+) ?\\choose(?![a-zA-Z]) ?(\w+)"), r"\\binom{\1}{\2}"),
     (re.compile(r"\\leq?(?:slant)?(?![a-zA-Z])"), r"\\le "),
     (re.compile(r"\\geq?(?:slant)?(?![a-zA-Z])"), r"\\ge "),
@@ -51,10 +57,7 @@ _SQRT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
 
 
 def clean(text: str) -> str:
-    """One line of LaTeX without wrappers, sizes, styles and odd spacing.
-
-    Unknown commands stay as they are.
-    """
+    """One line of LaTeX without wrappers, sizes, styles and odd spacing; other commands stay."""
     text = _unwrap(spelling.plain(_unwrap(text.strip())))
     lead_in = _LEAD_IN.match(text)
     if lead_in and lead_in.end() < len(text):
@@ -71,7 +74,7 @@ def clean(text: str) -> str:
     text = _romans(text)
     text = _fractions(text)
     text = _SQRT.sub(r"\\sqrt{\1}", text)
-    text = re.sub(r"\s+", " ", text).strip()
+    text = expand_determinants(re.sub(r"\s+", " ", text).strip())
     return _unwrap(_without_stop(text))
 
 

@@ -6,11 +6,21 @@ from components.grading.math import algebra
 from components.grading.math.clean import balanced, clean
 from components.grading.math.exact import is_thousands, number
 from components.grading.math.names import is_name, is_variable
-from components.grading.math.shape import (
+from components.grading.math.relations import (
+    all_but,
+    ascending,
+    difference,
+    interval,
+    same_function,
+    variables,
+)
+from components.grading.math.shape import read, split, written
+from components.grading.math.shapes import (
     REALS,
     Atom,
     Based,
     Choice,
+    Compound,
     Group,
     Matrix,
     Quantity,
@@ -18,17 +28,13 @@ from components.grading.math.shape import (
     Shape,
     Text,
     Union,
-    fold,
-    read,
-    split,
-    written,
 )
 from components.grading.math.units import split_letter_unit
+from components.grading.math.words import NO_SOLUTION, same_words, words_of
 
 MAX_LENGTH = 2000
 EMPTY = Group("{", "}", ())
 MINUS_INFINITY, INFINITY = REALS.items
-NO_SOLUTION = ("nosolution", "nosolutions", "norealsolution", "norealsolutions")
 
 Outcome = tuple[bool, str]
 
@@ -54,6 +60,8 @@ def same(gold: Shape, pred: Shape) -> Outcome:
     if isinstance(gold, Choice) or isinstance(pred, Choice):
         return _choices(gold, pred)
     gold, pred = _meet(gold, pred)
+    if isinstance(gold, Compound) or isinstance(pred, Compound):
+        return _compounds(gold, pred)
     if isinstance(gold, Text) or isinstance(pred, Text):
         return _texts(gold, pred)
     if isinstance(gold, Quantity) or isinstance(pred, Quantity):
@@ -74,10 +82,7 @@ def same(gold: Shape, pred: Shape) -> Outcome:
 
 
 def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
-    """Bring shapes that mean the same together.
-
-    `x = 5` and `5`, `x > 3` and an interval, a column and a tuple.
-    """
+    """Bring `x = 5` and `5`, `x > 3` and an interval, or a column and a tuple to one shape."""
     if isinstance(gold, Relation) and not isinstance(pred, Relation):
         gold = _as_other(gold)
     if isinstance(pred, Relation) and not isinstance(gold, Relation):
@@ -104,9 +109,9 @@ def _as_other(relation: Relation) -> Shape:
     if set(relation.signs) == {"="}:
         return _value(relation)
     if relation.signs == ("!=",) and is_variable(relation.sides[0]):
-        return _all_but(relation)
-    interval = _interval(relation)
-    return relation if interval is None else interval
+        return all_but(relation)
+    described = interval(relation)
+    return relation if described is None else described
 
 
 def _value(relation: Relation) -> Shape:
@@ -123,38 +128,6 @@ def _value(relation: Relation) -> Shape:
     return result if chain else relation
 
 
-def _all_but(relation: Relation) -> Shape:
-    """The real line without some numbers, as a union of open intervals."""
-    points = split(relation.sides[1], (",", ";"))
-    known = [(value, point) for point in points if (value := number(point)) is not None]
-    if len(known) != len(points):
-        return relation
-    ends = ["-\\infty", *(point for _, point in sorted(known)), "\\infty"]
-    pairs = zip(ends, ends[1:], strict=False)
-    return Union(tuple(Group("(", ")", (read(low), read(high))) for low, high in pairs))
-
-
-def _interval(relation: Relation) -> Group | None:
-    sides, signs = list(relation.sides), list(relation.signs)
-    if all(sign in (">", ">=") for sign in signs):
-        sides.reverse()
-        signs = [sign.replace(">", "<") for sign in reversed(signs)]
-    if not all(sign in ("<", "<=") for sign in signs) or len(signs) > 2:
-        return None
-    if len(signs) == 2:
-        low, middle, high = sides
-        ends = ("(" if signs[0] == "<" else "["), (")" if signs[1] == "<" else "]")
-    elif is_variable(sides[0]):
-        (middle, high), low = sides, "-\\infty"
-        ends = "(", ")" if signs[0] == "<" else "]"
-    else:
-        (low, middle), high = sides, "\\infty"
-        ends = ("(" if signs[0] == "<" else "["), ")"
-    if not is_variable(middle):
-        return None
-    return Group(ends[0], ends[1], (read(low), read(high)))
-
-
 def _as_quantity(shape: Shape, other: Shape) -> Shape:
     """`36 m^2` is a quantity beside one, and otherwise a formula."""
     if isinstance(shape, Atom) and isinstance(other, Quantity):
@@ -165,9 +138,9 @@ def _as_quantity(shape: Shape, other: Shape) -> Shape:
 
 
 def _as_set(shape: Shape, other: Shape) -> Shape:
-    """Two bounds beside an interval are the interval between them; `no solution` is the empty set.
+    """The interval between two bounds, beside an interval; the empty set for `no solution`.
 
-    Beside anything else, the shape itself.
+    Beside anything else it is the shape itself.
     """
     if isinstance(shape, Text) and shape.folded in NO_SOLUTION and other == EMPTY:
         return EMPTY
@@ -206,34 +179,14 @@ def _choices(gold: Shape, pred: Shape) -> Outcome:
         return same(gold.answer, pred.answer)
     choice, other = (gold, pred) if isinstance(gold, Choice) else (pred, gold)
     assert isinstance(choice, Choice)
-    if _words(other) == choice.letter.casefold():
+    if words_of(other) == choice.letter.casefold():
         return True, "the same choice"
     return same(choice.answer, other)
 
 
 def _texts(gold: Shape, pred: Shape) -> Outcome:
-    ours, theirs = _words(gold), _words(pred)
-    equal = bool(ours) and _singular(ours) == _singular(theirs)
+    equal = same_words(gold, pred)
     return equal, "same words" if equal else "different words"
-
-
-def _singular(words: str) -> str:
-    """`solutions` may be named, in one or many, or left out behind `infinitely many`."""
-    return words.replace("solutions", "solution").replace("manysolution", "many")
-
-
-def _words(shape: Shape) -> str:
-    if isinstance(shape, Text):
-        return shape.folded
-    if isinstance(shape, Atom):
-        return fold(shape.latex)
-    if isinstance(shape, Quantity):
-        return _words(shape.value) + fold(shape.unit)
-    if isinstance(shape, Group):
-        return "".join(_words(item) for item in shape.items)
-    if isinstance(shape, Relation) and shape.signs == ("=",):
-        return fold(shape.sides[-1])
-    return ""
 
 
 def _quantities(gold: Shape, pred: Shape) -> Outcome:
@@ -249,6 +202,15 @@ def _quantities(gold: Shape, pred: Shape) -> Outcome:
     if equal and ours != theirs:
         return True, f"{reason}; the unit is left out"
     return equal, reason
+
+
+def _compounds(gold: Shape, pred: Shape) -> Outcome:
+    """Quantities in several units: the same units, which may not be left out, and values."""
+    if not isinstance(gold, Compound) or not isinstance(pred, Compound):
+        return False, f"{_name(gold)} against {_name(pred)}"
+    if [unit for unit, _ in gold.parts] != [unit for unit, _ in pred.parts]:
+        return False, "different units"
+    return _ordered([value for _, value in gold.parts], [value for _, value in pred.parts])
 
 
 def _percent(percent: Shape, bare: Shape) -> Outcome:
@@ -278,53 +240,30 @@ def _bases(gold: Shape, pred: Shape) -> Outcome:
 def _relations(gold: Relation, pred: Relation) -> Outcome:
     if set(gold.signs) == set(pred.signs) == {"="}:
         return _equations(gold, pred)
-    ours, theirs = _interval(gold), _interval(pred)
+    ours, theirs = interval(gold), interval(pred)
     if ours is not None and theirs is not None:
-        if _variables(gold) == _variables(pred):
+        if variables(gold) == variables(pred):
             return _groups(ours, theirs)
-        if len(_variables(gold)) == len(_variables(pred)) == 1:
+        if len(variables(gold)) == len(variables(pred)) == 1:
             return False, "inequalities in different variables"
-    ours_up, theirs_up = _ascending(gold), _ascending(pred)
+    ours_up, theirs_up = ascending(gold), ascending(pred)
     if ours_up.signs != theirs_up.signs or len(ours_up.sides) != 2:
         return False, "different relations"
     positive = ours_up.signs[0] != "!="
-    equal = algebra.proportional(_difference(ours_up), _difference(theirs_up), positive)
+    equal = algebra.proportional(difference(ours_up), difference(theirs_up), positive)
     return equal, "the same inequality" if equal else "different inequalities"
 
 
 def _equations(gold: Relation, pred: Relation) -> Outcome:
     names = gold.sides[0], pred.sides[0]
-    if names[0].replace(" ", "") == names[1].replace(" ", "") or _same_function(*names):
+    if names[0].replace(" ", "") == names[1].replace(" ", "") or same_function(*names):
         equal, reason = same(read(gold.sides[-1]), read(pred.sides[-1]))
         if equal:
             return True, reason
     if len(gold.sides) != 2 or len(pred.sides) != 2:
         return False, "different equations"
-    equal = algebra.proportional(_difference(gold), _difference(pred), positive=False)
+    equal = algebra.proportional(difference(gold), difference(pred), positive=False)
     return equal, "the same equation" if equal else "different equations"
-
-
-def _variables(relation: Relation) -> set[str]:
-    return {side for side in relation.sides if is_variable(side)}
-
-
-def _same_function(left: str, right: str) -> bool:
-    """`f(x)` and `y` name the same value; two variables, or two functions, do not."""
-    calls = [
-        is_name(name) and name.rstrip().endswith(")") and "(" in name[1:] for name in (left, right)
-    ]
-    return any(calls) and "y" in (left.strip(), right.strip())
-
-
-def _ascending(relation: Relation) -> Relation:
-    if all(sign in (">", ">=") for sign in relation.signs):
-        signs = tuple(sign.replace(">", "<") for sign in reversed(relation.signs))
-        return Relation(relation.sides[::-1], signs)
-    return relation
-
-
-def _difference(relation: Relation) -> str:
-    return f"{relation.sides[0]}-({relation.sides[1]})"
 
 
 def _matrices(gold: Matrix, pred: Matrix) -> Outcome:

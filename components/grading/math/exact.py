@@ -1,7 +1,4 @@
-"""Numbers written without letters, read exactly.
-
-Integers, decimals, fractions, mixed and repeating ones.
-"""
+"""Reads integers, decimals, fractions, mixed numbers and recurring decimals exactly."""
 
 import re
 from fractions import Fraction
@@ -11,6 +8,8 @@ _UNSIGNED = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(rf"{_UNSIGNED}")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BLANK_THOUSANDS = re.compile(r"\d{1,3}(?: \d{3})+(?:\.\d+)?")
+# Separators of other places; one point alone is a decimal point, one underscore an index.
+_OTHER_THOUSANDS = re.compile(r"\d{1,3}(?:(?:'\d{3})+|(?:\.\d{3}){2,}|(?:_\d{3}){2,})")
 _FRAC = re.compile(r"(?:(\d+) ?)?\\frac\{(-?[\d.,]+)\}\{(-?[\d.,]+)\}")
 _SLASH = re.compile(rf"(?:(\d+) )?\(?(-?{_UNSIGNED})\)? ?/ ?\(?({_UNSIGNED})\)?")
 _SCIENTIFIC = re.compile(
@@ -19,8 +18,10 @@ _SCIENTIFIC = re.compile(
 _E_NOTATION = re.compile(rf"({_UNSIGNED})[eE]([+-]?\d{{1,3}})")
 _REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot) ?(?:\{ ?(\d+) ?\}|(\d))|\((\d+)\)"
-    r"|(\d)\6\6+ ?(?:\.\.\.|\\cdots))"
+    r"|(\d)\6\6+ ?(?:\.\.\.|\\cdots)|(\d{2,})\7\7+ ?(?:\.\.\.|\\cdots))"
 )
+# A mark on every recurring digit, or a dot on the first and the last of them.
+_DOTTED = re.compile(r"((?:\\(?:bar|dot) ?\{ ?\d ?\}){2,}|\\dot ?\{ ?\d ?\}\d*\\dot ?\{ ?\d ?\})$")
 
 
 def number(text: str) -> Fraction | None:
@@ -48,6 +49,8 @@ def _unsigned(body: str) -> Fraction | None:
         return Fraction(body if body[-1] != "." else body[:-1])
     if _THOUSANDS.fullmatch(body) or _BLANK_THOUSANDS.fullmatch(body):
         return Fraction(body.replace(",", "").replace(" ", ""))
+    if _OTHER_THOUSANDS.fullmatch(body):
+        return Fraction(re.sub(r"\D", "", body))
     for reader in (_fraction, _scientific, _repeating):
         value = reader(body)
         if value is not None:
@@ -78,11 +81,14 @@ def _scientific(body: str) -> Fraction | None:
 
 
 def _repeating(body: str) -> Fraction | None:
+    dotted = _DOTTED.search(body)
+    if dotted is not None:
+        body = f"{body[: dotted.start()]}({re.sub(r'[^0-9]', '', dotted[1])})"
     match = _REPEATING.fullmatch(body)
     if match is None:
         return None
     whole, lead = match[1] or "0", match[2]
-    cycle = match[3] or match[4] or match[5] or match[6]
+    cycle = next(group for group in match.groups()[2:] if group)
     shift: int = 10 ** len(lead)
     nines: int = 10 ** len(cycle) - 1
     period = Fraction(int(cycle), nines)

@@ -1,20 +1,33 @@
-"""Reads the outer shape of a cleaned answer.
-
-List, tuple, interval, set, union, matrix, relation, quantity, text.
-"""
+"""Reads the outer shape of a cleaned answer: a list, an interval, a matrix, words and so on."""
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 
 from components.grading.math.exact import number
 from components.grading.math.numerals import spelled_number
-from components.grading.math.units import split_unit
+from components.grading.math.shapes import (
+    ORDER,
+    REALS,
+    Atom,
+    Based,
+    Choice,
+    Compound,
+    Group,
+    Matrix,
+    Quantity,
+    Relation,
+    Shape,
+    Text,
+    Union,
+)
+from components.grading.math.units import split_compound, split_unit
 
 MAX_DEPTH = 12
 
 _MATRIX = re.compile(
-    r"\\begin ?\{([pbB]?matrix|smallmatrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}", re.DOTALL
+    r"(.*?)\\begin ?\{([pbB]?matrix|smallmatrix|array)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\2\}"
+    r"( ?\^ ?\{? ?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\}) ?\}?)?",
+    re.DOTALL,
 )
 _BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?(?:\\text ?\{)?([a-z]+|\d+)\}? ?\}|(\d))")
 _BASE_WORDS = re.compile(r"([0-9A-Z]+) ?\\?(?:text ?\{)? ?\(? ?(?:in )?base[ -](\w+) ?\)? ?\}?")
@@ -29,6 +42,7 @@ _CASES = re.compile(
     r"\\begin ?\{(cases|aligned|align\*?|array|gathered)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}",
     re.DOTALL,
 )
+_CONDITION = re.compile(r"^(?:\\text ?\{ ?)?(?:if|for|when)(?![a-z]) ?:? ?\}?\s*", re.IGNORECASE)
 _BUILDER = re.compile(
     r"\\\{ ?[A-Za-z](?: ?\\in ?\\mathbb ?\{ ?R ?\})? ?(?:\\mid|\\vert|\||:) ?(.*[^\\ ]) ?\\\}",
     re.DOTALL,
@@ -63,80 +77,6 @@ _RELATIONS = {
     "\\gt": ">",
     "\\equiv": "=",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Words; `folded` has no case, blanks or punctuation."""
-
-    folded: str
-
-
-@dataclass(frozen=True, slots=True)
-class Atom:
-    """A formula for the algebra system."""
-
-    latex: str
-
-
-@dataclass(frozen=True, slots=True)
-class Based:
-    """Digits in a stated base."""
-
-    digits: str
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A value with a unit, or with a percent sign (`unit` is `%`)."""
-
-    value: "Shape"
-    unit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Items in delimiters: a tuple or an interval; `{` a set; no delimiter a bare list."""
-
-    opening: str
-    closing: str
-    items: tuple["Shape", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The letter of a choice and the answer behind it, as in `(B) 12`."""
-
-    letter: str
-    answer: "Shape"
-
-
-@dataclass(frozen=True, slots=True)
-class Union:
-    """A union of intervals or sets."""
-
-    parts: tuple["Shape", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Rows of entries."""
-
-    rows: tuple[tuple["Shape", ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A chain such as `a < b <= c`: `sides` are one more than `signs` (`= < > <= >= !=`)."""
-
-    sides: tuple[str, ...]
-    signs: tuple[str, ...]
-
-
-Shape = Text | Atom | Based | Quantity | Group | Union | Matrix | Relation | Choice
-ORDER = {"<", ">", "<=", ">="}
-REALS = Group("(", ")", (Atom("-\\infty"), Atom("\\infty")))
 
 
 def read(text: str, depth: int = 0) -> Shape:
@@ -180,20 +120,35 @@ def _special(text: str, depth: int) -> Shape | None:
     builder = _BUILDER.fullmatch(text)
     if builder:
         return read(builder[1], depth + 1)
-    cases = _CASES.fullmatch(text)
-    if (
-        cases
-        and (cases[1] != "array" or _relation(cases[2]))
-        and "&" not in cases[2].replace("&=", "")
-    ):
-        rows = [row.replace("&", "").strip(" ,;") for row in re.split(r"\\\\", cases[2])]
-        return Group("", "", tuple(read(row, depth + 1) for row in rows if row))
+    cases = _cases(text, depth)
+    if cases is not None:
+        return cases
+    compound = split_compound(text)
+    if compound:
+        return Compound(tuple((unit, Atom(value)) for unit, value in compound))
     choice = _CHOICE.fullmatch(text)
     if choice and depth == 0:
         letter, answer = (choice[1], choice[2]) if choice[1] else (choice[3], choice[4])
         if answer[0] not in "+-*/^_=<>(,;)" and not answer.startswith(("\\cdot", "\\times")):
             return Choice(letter, read(answer, depth + 1))
     return None
+
+
+def _cases(text: str, depth: int) -> Group | None:
+    """A system of equations as a list, or the branches of a function as a set of pairs."""
+    match = _CASES.fullmatch(text)
+    if match is None or (match[1] == "array" and not _relation(match[2])):
+        return None
+    body = re.sub(r"&(?=\s*(?:=|<|>|\\[lg]e(?![a-z])))", "", match[2])
+    rows = [row.strip(" ,;") for row in re.split(r"\\\\", body) if row.strip(" ,;")]
+    cells = [[cell.strip(" ,;") for cell in row.split("&")] for row in rows]
+    if all(len(row) == 1 for row in cells):
+        return Group("", "", tuple(read(row[0], depth + 1) for row in cells))
+    if match[1] != "cases" or not all(len(row) == 2 for row in cells):
+        return None
+    pairs = [(value, _CONDITION.sub("", condition)) for value, condition in cells]
+    branches = (tuple(read(part, depth + 1) for part in pair) for pair in pairs)
+    return Group("{", "}", tuple(Group("(", ")", branch) for branch in branches))
 
 
 def written(value: Fraction) -> str:
@@ -210,11 +165,9 @@ def _structured(text: str, depth: int) -> Shape | None:
         text = text[member.end() :]
     if number(text) is not None:
         return Atom(text)
-    matrix = _MATRIX.fullmatch(text)
-    if matrix and "\\begin" not in matrix[2]:
-        rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", matrix[2]) if row.strip()]
-        cells = [tuple(read(cell, depth + 1) for cell in row.split("&")) for row in rows]
-        return Matrix(tuple(cells))
+    matrix = _matrix(text, depth)
+    if matrix is not None:
+        return matrix
     alternatives = [part for part in _OR.split(text) if part.strip()]
     if len(alternatives) > 1:
         relations = [_relation(part.strip()) for part in alternatives]
@@ -239,6 +192,24 @@ def _structured(text: str, depth: int) -> Shape | None:
     if delimited is None and len(signed) > 1:
         return Group("", "", tuple(read(part, depth + 1) for part in signed))
     return delimited
+
+
+def _matrix(text: str, depth: int) -> Matrix | None:
+    """A matrix, with a factor in front multiplied in and a `T` behind it carried out."""
+    match = _MATRIX.fullmatch(text)
+    if match is None or "\\begin" in match[1] + match[3]:
+        return None
+    factor = match[1].removesuffix("\\cdot").removesuffix("\\times").strip()
+    if re.search(r"[=<>]|\\[lgn]e(?![a-z])", factor) or len(split(factor, (",", ";", "+"))) > 1:
+        return None
+    factor = "-1" if factor == "-" else factor
+    lines = [line for line in re.split(r"\\\\(?:\[[^\]]*\])?", match[3]) if line.strip()]
+    cells = [[cell.strip() for cell in line.split("&")] for line in lines]
+    if match[4] and len({len(row) for row in cells}) == 1:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    if factor:
+        cells = [[f"({factor})\\cdot ({cell})" for cell in row] for row in cells]
+    return Matrix(tuple(tuple(read(cell, depth + 1) for cell in row) for row in cells))
 
 
 def _delimited(text: str, depth: int) -> Shape | None:

@@ -79,10 +79,38 @@ _FUNCTIONS = {
 }
 
 
-def split_unit(text: str) -> tuple[str, str | None]:
-    r"""A cleaned answer without its unit, and the unit in its one spelling.
+_KINDS = (
+    {"year", "month", "week", "day", "h", "min", "s"},
+    {"mi", "yd", "ft", "in"},
+    {"km", "m", "cm", "mm"},
+    {"lb", "oz"},
+    {"kg", "g", "mg"},
+    {"l", "ml"},
+    {"dollar", "cent"},
+)
+_PART = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)\.?(?:,? and |,? ?|$)")
 
-    None when it has no unit.
+
+def split_compound(text: str) -> tuple[tuple[str, str], ...]:
+    """Units and values of a quantity in several units of one kind; empty for any other text.
+
+    `6 hours and 30 minutes` and `6 h 30 min` are (h, 6), (min, 30).
+    """
+    plain = re.sub(r"\s+", " ", re.sub(r"\\text ?\{([^{}]*)\}", r" \1 ", text)).strip()
+    matches = list(_PART.finditer(plain))
+    if len(matches) < 2 or "".join(match[0] for match in matches) != plain:
+        return ()
+    units = [canonical_unit(match[2]) or "" for match in matches]
+    if "h" in units or "s" in units:
+        units = ["min" if unit == "m" else unit for unit in units]
+    one_kind = any(kind.issuperset(units) for kind in _KINDS)
+    if not one_kind or len(set(units)) < len(units):
+        return ()
+    return tuple(sorted(zip(units, (match[1] for match in matches), strict=True)))
+
+
+def split_unit(text: str) -> tuple[str, str | None]:
+    r"""A cleaned answer without its unit, and the unit in its one spelling, None where it has none.
 
     Read from a trailing `\text{...}`, a degree sign, a dollar sign in front, or a known or long
     bare word after a number.
