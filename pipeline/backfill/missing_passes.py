@@ -8,14 +8,14 @@ from typing import Any
 from pipeline.analysis.row_files import parse
 from pipeline.protocols import Cue
 from pipeline.run.pass_fields import cue_hash
-from pipeline.run.phases import CAPS
+from pipeline.run.phases import CAP_KEYS
 from pipeline.spec import SpecError, require
 from pipeline.store.files import Row
 from pipeline.store.pass_names import later_passes
 
 GROUP_BY = ("model", "suite", "temperature", "step", "split", "problem")
 # Rows that differ in one of these come from different runs, whatever groups them.
-RUN_SETTINGS = ("model", "suite", "temperature", "step", "split", *CAPS)
+RUN_SETTINGS = ("model", "suite", "temperature", "step", "split", *CAP_KEYS.values())
 Group = tuple[Any, ...]
 
 
