@@ -14,44 +14,33 @@ raised as `SpecError`, which names the config key, or as `StoreError`.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hydra import compose as compose_config
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.config.command_line import CONF, check_choices, check_names, sentence
-from launch.config.compose import build_backend, build_point, register_schema, to_spec
-from launch.running.here import ENDING, Ran, run_ready
-from pipeline.analysis.row_files import find
-from pipeline.analysis.table import Table, load
+from launch.config.command_line import check_choices, check_names, error_sentence
+from launch.config.compose import build_backend, build_point, register_schema
+from launch.config.setup import RunSetup, setup_of
+from launch.config.words import CONF
+from launch.running.here import ENDING, PointsOutcome, run_ready
 from pipeline.protocols import Backend
 from pipeline.run.point import Point
-from pipeline.spec import RunSpec, SpecError
+from pipeline.spec import SpecError
 from pipeline.store.files import Row
 from pipeline.store.rows import read_rows
 
+if TYPE_CHECKING:  # pandas, which a line that only composes spares
+    from pipeline.analysis.table import Table
+
 STATES = {0: "complete", 1: "failed", 130: "interrupted"}
-
-
-@dataclass(frozen=True, slots=True)
-class RunSetup:
-    """One run as it was composed.
-
-    `spec` is its typed form. `config` is what it was made from, and what the run folder keeps;
-    `overrides` are the words of the command line, `choices` the option of each group.
-    """
-
-    spec: RunSpec
-    config: DictConfig
-    overrides: Sequence[str] = ()
-    choices: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +64,11 @@ class RunOutcome:
         """The rows as the file has them, one at a time."""
         return read_rows(self.point.rows_path)
 
-    def table(self) -> Table:
+    def table(self) -> "Table":
         """The numbers of all rows and passes, as summaries use them."""
+        from pipeline.analysis.row_files import find
+        from pipeline.analysis.table import load
+
         return load(find([self.folder]), workers=1)
 
 
@@ -93,18 +85,11 @@ def compose(*overrides: str, conf: Path = CONF) -> RunSetup:
         with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
             config = compose_config("config", list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise SpecError(sentence(error)) from error
+        raise SpecError(error_sentence(error)) from error
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
     return setup_of(config, overrides, choices)
-
-
-def setup_of(
-    config: DictConfig, overrides: Sequence[str] = (), choices: dict[str, Any] | None = None
-) -> RunSetup:
-    """The run of a config that is composed already. Raises SpecError."""
-    return RunSetup(to_spec(config), config, tuple(overrides), choices or {})
 
 
 def open_backend(setup: RunSetup) -> Backend:
@@ -129,21 +114,20 @@ def run(setup: RunSetup, backend: Backend | None = None) -> RunOutcome:
     """
     backend = backend or open_backend(setup)
     point = point_of(setup, backend)
-    text = OmegaConf.to_yaml(setup.config)
-    return RunOutcome(point, _run_to_end(point, backend, text).status)
+    return RunOutcome(point, _run_to_end(point, backend, setup.config_text).status)
 
 
-def _run_to_end(point: Point, backend: Backend, config: str) -> Ran:
+def _run_to_end(point: Point, backend: Backend, config: str) -> PointsOutcome:
     """Run in this thread, with its signals; beside an event loop of its caller in another one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return run_ready([point], backend, [config], ENDING)
-    ran = Ran()
+    outcome = PointsOutcome()
     with ThreadPoolExecutor(1) as thread:
-        work = thread.submit(run_ready, [point], backend, [config], (), ran)
+        work = thread.submit(run_ready, [point], backend, [config], (), outcome)
         try:
             return work.result()
         except KeyboardInterrupt:  # a notebook's stop button
-            ran.interrupt()
+            outcome.interrupt()
             return work.result()

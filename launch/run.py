@@ -17,9 +17,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from launch.api import open_backend, point_of, run, setup_of
+from launch.api import open_backend, point_of, run
 from launch.config.command_line import ended, run_application
 from launch.config.compose import register_schema
+from launch.config.setup import setup_of
 from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.sweeps.points import missing_rows
 from launch.sweeps.sweep import of_points

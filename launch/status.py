@@ -69,11 +69,11 @@ class Reader:
 
     def points(self) -> list[PointStatus]:
         """Every folder with a run.json, in order, then what sweeps have not begun."""
-        begun = {path.parent for root in self.roots for path in root.rglob("run.json")}
+        started = {path.parent for root in self.roots for path in root.rglob("run.json")}
         planned = [point for root in self.roots for point in listed(root)]
-        begun |= {p.folder for p in planned if p.folder and (p.folder / "run.json").exists()}
-        waiting = {p.name: p for p in (_waiting(q) for q in planned if q.folder not in begun)}
-        return [*(self._point(folder) for folder in sorted(begun)), *waiting.values()]
+        started |= {p.folder for p in planned if p.folder and (p.folder / "run.json").exists()}
+        waiting = {p.name: p for p in (_waiting(q) for q in planned if q.folder not in started)}
+        return [*(self._point(folder) for folder in sorted(started)), *waiting.values()]
 
     def _point(self, folder: Path) -> PointStatus:
         record = read_record(folder / "run.json", "spec")

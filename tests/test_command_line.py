@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.config.command_line import REFUSALS, arguments, ended, sentence
+from launch.config.command_line import REFUSALS, arguments, ended, error_sentence
 from launch.config.compose import build, build_backend, to_spec
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
@@ -21,7 +21,7 @@ def told(*words: str) -> str:
         spec = to_spec(composed(*arguments(words)))
         build("task", spec.task)
         build_backend(spec)
-    text = sentence(caught.value)
+    text = error_sentence(caught.value)
     assert "\n" not in text
     return text
 
@@ -162,6 +162,14 @@ def test_a_file_that_cannot_be_written_is_named(
 def test_a_model_by_hub_id_or_path_is_the_local_model_of_that_path() -> None:
     spec = to_spec(composed(*arguments(["task=math", "model=org/name"])))
     assert spec.model.path == "org/name"
+
+
+def test_models_by_path_are_the_points_of_a_sweep_and_do_not_mix_with_options() -> None:
+    words = arguments(["-m", "task=math", "model=org/one,org/two"])
+    assert words == ["-m", "task=math", "model=local", "model.path=org/one,org/two"]
+    assert arguments(["-m", "model=smollm2,qwen3_4b"]) == ["-m", "model=smollm2,qwen3_4b"]
+    with pytest.raises(SpecError, match="model=smollm2,org/two must name options of conf/model/"):
+        arguments(["-m", "task=math", "model=smollm2,org/two"])
 
 
 @pytest.mark.parametrize("name", ["695e0514", "007", "1.50", "true", "null"])

@@ -10,6 +10,7 @@ import pytest
 from datasets import load_from_disk
 
 from launch import api
+from launch.config.setup import setup_of
 from launch.export_rows import main
 from pipeline.analysis.flat import column_kinds, kind_of, merge_kinds
 from tests.fakes.configs import composed
@@ -22,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     line = ["task=crossword", "backend=echo", "cue=[wait,neutral]", "run.limit=2"]
     line += ["sampling.num_samples=2", "task.system_prompt=Solve it."]
-    outcome = api.run(api.setup_of(composed(*line, f"run.root={root}"), line))
+    outcome = api.run(setup_of(composed(*line, f"run.root={root}"), line))
     assert outcome.status == 0
     return outcome.folder
 

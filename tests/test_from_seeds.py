@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch import api
 from launch.config.compose import to_spec
+from launch.config.setup import setup_of
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
 from tests.seed_names import NAMES
@@ -97,7 +98,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for task in TASKS:
         root = tmp_path_factory.mktemp(task)
         line = [f"task={task}", "backend=echo", "cue=reconsider_control", "run.limit=1"]
-        outcome = api.run(api.setup_of(composed(*line, f"run.root={root}"), line))
+        outcome = api.run(setup_of(composed(*line, f"run.root={root}"), line))
         assert outcome.status == 0
         made.append(outcome.folder)
     return made

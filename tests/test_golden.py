@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from launch import api
 from launch.config.compose import to_spec
+from launch.config.setup import setup_of
 from pipeline.store.files import Row, read_lines
 from tests.fakes.configs import ROOT, composed
 from tests.run.test_executor import stable
@@ -74,7 +75,7 @@ def test_rows_of_an_echo_run_are_the_reviewed_ones(tmp_path: Path, golden: Golde
     data.write_text("".join(json.dumps(clue) + "\n" for clue in CLUES))
     line = ["task=crossword", "backend=echo", "cue=[wait,neutral]", "sampling.num_samples=2"]
     line += ["sampling.think_cap=60", f"task.data.path={data}", f"run.root={tmp_path}"]
-    outcome = api.run(api.setup_of(composed(*line), line))
+    outcome = api.run(setup_of(composed(*line), line))
     assert outcome.status == 0
     rows = [row for _, row in read_lines(outcome.point.rows_path) if row is not None]
     golden("rows/echo.txt", "\n".join(shown(row) for row in rows))

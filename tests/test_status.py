@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.config.compose import to_spec
+from launch.config.setup import setup_of
 from launch.status import Reader, main, table
 from launch.sweeps.listing import write_listing
-from launch.sweeps.points import Draft, Member
+from launch.sweeps.points import SweepPoint
 from launch.sweeps.submitted_jobs import NOTE
 from pipeline.run.session import open_now
 from tests.fakes.configs import composed
@@ -84,10 +84,10 @@ def test_points_of_a_sweep_that_have_not_begun_are_shown_and_make_a_manifest(
 
 def test_a_point_that_waits_for_its_checkpoint_is_shown_by_its_overrides(tmp_path: Path) -> None:
     config = composed("task=crossword", "backend=echo", "run.missing_checkpoint=wait")
-    draft = Draft(to_spec(config), ["model.step=5"], {}, {})
+    setup = setup_of(config, ["model.step=5"])
     sweep = tmp_path / ".sweeps/mine"
     sweep.mkdir(parents=True)
-    write_listing(sweep, [Member(draft, problem="model.step must be there")])
+    write_listing(sweep, [SweepPoint(setup, problem="model.step must be there")])
     (tmp_path / "mine").mkdir()
     (waiting,) = Reader([tmp_path / "mine"]).points()
     assert (waiting.name, waiting.state) == ("model.step=5", "no checkpoint")

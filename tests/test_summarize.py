@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launch import api
+from launch.config.setup import setup_of
 from launch.summarize import main
 from tests.analysis.test_summary import ROWS
 from tests.fakes.configs import ROOT, composed
@@ -171,7 +172,7 @@ def test_recompute_brings_back_what_the_run_itself_said(tmp_path: Path) -> None:
     said: dict[Path, bytes] = {}
     for task in ("crossword", "carpark", "math"):
         line = [f"task={task}", "backend=echo", "cue=reconsider_control", "run.limit=3"]
-        outcome = api.run(api.setup_of(composed(*line, f"run.root={tmp_path / 'runs'}"), line))
+        outcome = api.run(setup_of(composed(*line, f"run.root={tmp_path / 'runs'}"), line))
         assert outcome.status == 0
         said[outcome.point.rows_path] = outcome.point.rows_path.read_bytes()
     before = counted(tmp_path)
@@ -235,7 +236,7 @@ def test_a_file_without_a_row_is_refused_rather_than_summed_up(
 def graded_run(root: Path, *line: str) -> Path:
     """Rows of `task=qa` with the echo backend, as a run leaves them."""
     words = ["task=qa", "backend=echo", "run.limit=4", *line]
-    outcome = api.run(api.setup_of(composed(*words, f"run.root={root}"), words))
+    outcome = api.run(setup_of(composed(*words, f"run.root={root}"), words))
     assert outcome.status == 0
     return outcome.point.rows_path
 

@@ -12,6 +12,7 @@ import pytest
 
 from launch import api
 from launch.config.compose import to_spec
+from launch.config.setup import setup_of
 from launch.running import tracking
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
@@ -26,9 +27,7 @@ def needs(library: str) -> pytest.MarkDecorator:
 def run(tmp_path: Path, *overrides: str) -> tuple[int, Path]:
     """A small echo run; its status and its folder."""
     line = ["task=crossword", "backend=echo", "cue=wait", "run.limit=3", *overrides]
-    outcome = api.run(
-        api.setup_of(composed(*line, f"run.root={tmp_path}", "run.name=tracked"), line)
-    )
+    outcome = api.run(setup_of(composed(*line, f"run.root={tmp_path}", "run.name=tracked"), line))
     return outcome.status, outcome.folder
 
 

@@ -8,36 +8,30 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from itertools import pairwise
-from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
-from yaml import YAMLError
 
 from launch.config.cluster import Cluster
+from launch.config.words import CONF, CONFIG_FLAGS, LAUNCHER, overrides_of_folders, spelled_out
 from pipeline.protocols import BackendLostError
 from pipeline.spec import ModelSpec, Run, Sampling, SpecError
 from pipeline.store.files import StoreError
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 INTERRUPTED = 130
 REFUSALS = (SpecError, StoreError, BackendLostError, HydraException, OmegaConfBaseException)
 REFUSED = 2
 TRACEBACKS = "HYDRA_FULL_ERROR"  # Hydra hands exceptions on where it is 1, else it prints them
 FLAGS = ("-h", "--help", "-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
-CONFIG_FLAGS = ("--config-path", "-cp", "--config-dir", "-cd", "--config-name", "-cn")
 KEYS = ("run", "backfill", "hydra")  # of a config, beside the groups
 PARTS = {"sampling": Sampling, "run": Run, "model": ModelSpec}
-LAUNCHER = "hydra.launcher."
-SBATCH = f"{LAUNCHER}additional_parameters."  # options that Slurm has and the schema does not
 
 
 def ended(work: Callable[[], int | None]) -> int:
@@ -50,7 +44,7 @@ def ended(work: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (*REFUSALS, OSError) as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
+        print(f"error: {error_sentence(error)}", file=sys.stderr)
         return REFUSED
 
 
@@ -85,7 +79,7 @@ def arguments(given: Sequence[str]) -> list[str]:
     """
     if any(word in COMPLETION for word in given):
         return list(given)
-    words = [plain for word in rerun(given) for plain in spelled_out(word)]
+    words = [plain for word in overrides_of_folders(given) for plain in spelled_out(word)]
     check_names(words)
     check_choices(words)
     flags = [word for word in words if word in FLAGS]
@@ -93,51 +87,6 @@ def arguments(given: Sequence[str]) -> list[str]:
     asked = any(flag in ("-h", "--help") for flag in flags)
     shown = [] if any(word.startswith("task=") for word in rest) or not asked else ["task=math"]
     return [*flags, *rest, *shown]
-
-
-def rerun(words: Sequence[str]) -> list[str]:
-    """`rerun=FOLDER` replaced by the overrides that the run folder keeps; the line's own win.
-
-    Raises:
-        SpecError: the folder keeps none, or is given as a configuration folder.
-    """
-    for flag, value in pairwise([*words, ""]):
-        name, _, attached = flag.partition("=")
-        folder = Path(attached or value)
-        if name in CONFIG_FLAGS[:4] and (folder / "run.json").exists():
-            raise SpecError(f"{folder} is a run folder: rerun={folder} runs its spec again")
-    folders = [word.partition("=")[2] for word in words if word.startswith("rerun=")]
-    kept = [override for folder in folders for override in overrides_in(Path(folder))]
-    own = [word for word in words if not word.startswith("rerun=")]
-    typed = {word.lstrip("+~").partition("=")[0] for word in own}
-    return [o for o in kept if o.lstrip("+~").partition("=")[0] not in typed] + own
-
-
-def overrides_in(folder: Path) -> list[str]:
-    """The command line that made a run folder. Raises SpecError where it is not there."""
-    path = folder / "overrides.yaml"
-    try:
-        overrides = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise SpecError(f"rerun must name a run folder, {path} cannot be read: {error}") from error
-    if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
-        raise SpecError(f"rerun must name a run folder, {path} is no list of overrides")
-    return [str(override) for override in overrides]
-
-
-def spelled_out(word: str) -> list[str]:
-    """A word of the line as Hydra needs it: ids that look like numbers, models by path."""
-    key, _, value = word.partition("=")
-    if key.startswith(SBATCH):
-        return [f"++{word}"]
-    ids = re.fullmatch(r"\[([^][{}'\"\\\\]+)\]", value) if key == "run.ids" else None
-    if ids:  # 695e0514 is an id, and to Hydra a number too large to be one
-        quoted = ",".join(f'"{name.strip()}"' for name in ids[1].split(","))
-        return [f"run.ids=[{quoted}]"]
-    by_path = key == "model" and "/" in value and not set(value) & set(",[({")
-    if by_path and not (CONF / "model" / f"{value}.yaml").exists():
-        return ["model=local", f"model.path={value}"]
-    return [word]
 
 
 def check_names(words: Sequence[str]) -> None:
@@ -180,7 +129,7 @@ def _groups() -> list[str]:
     return [path.name for path in CONF.iterdir() if path.is_dir()]
 
 
-def sentence(error: BaseException) -> str:
+def error_sentence(error: BaseException) -> str:
     """Why it was refused: the key, the rule, the value."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:

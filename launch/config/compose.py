@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launch.config import cluster
-from launch.config.command_line import CONF, check_choices, check_names, sentence
+from launch.config.command_line import check_choices, check_names, error_sentence
+from launch.config.words import CONF
 from pipeline.protocols import Backend, Phase, Quantization, Task
 from pipeline.run.phases import cap_key
 from pipeline.run.point import Point, prepare
@@ -70,7 +71,7 @@ def to_spec(config: DictConfig) -> RunSpec:
     try:
         spec = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
-        raise SpecError(sentence(error)) from error
+        raise SpecError(error_sentence(error)) from error
     except AttributeError as error:  # a slotted dataclass refuses a key that was forced with +
         raise SpecError(f"a key that the schema does not have was added: {error}") from error
     assert isinstance(spec, RunSpec)
@@ -143,7 +144,7 @@ def compose_task(overrides: Sequence[str]) -> Task:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             node = OmegaConf.to_container(compose("config", list(overrides)).task, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise SpecError(sentence(error)) from error
+        raise SpecError(error_sentence(error)) from error
     assert isinstance(node, dict)
     settings = {str(key): value for key, value in node.items()}
     check_component("task", settings)

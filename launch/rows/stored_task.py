@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from launch.config.command_line import CONF
 from launch.config.compose import check_component, component_class, compose_task
+from launch.config.words import CONF
 from pipeline.backfill.stored_rows import phases_of
 from pipeline.protocols import Example, Prompt, Task
 from pipeline.run.phases import with_phases

@@ -23,7 +23,7 @@ STOP_SECONDS = 10.0  # from the end of the grace to giving up on whatever does n
 
 
 @dataclass(slots=True)
-class Ran:
+class PointsOutcome:
     """What became of some points."""
 
     sessions: list[Session] = field(default_factory=list)
@@ -45,8 +45,9 @@ def run_ready(
     backend: Backend,
     configs: Sequence[str],
     signals: Sequence[int] = ENDING,
-    ran: Ran | None = None,  # what is returned; another thread can interrupt the run by it
-) -> Ran:
+    outcome: PointsOutcome
+    | None = None,  # what is returned; another thread can interrupt the run by it
+) -> PointsOutcome:
     """Run points that share a backend; `configs` are their composed configs as text.
 
     On one of `signals` no further request is sent, and answers under way that are paid for are
@@ -58,12 +59,12 @@ def run_ready(
         write_config_once(point, config)
     files = [point.folder / log_name(point) for point in points]
     with log_into(files), tracked(points) as end_tracking:
-        ran = run_until_signal(points, backend, signals=signals, ran=ran)
-        end_tracking(ran.sessions)
-    print_summary(ran.sessions)
-    if ran.signals and not ran.sessions:
+        outcome = run_until_signal(points, backend, signals=signals, outcome=outcome)
+        end_tracking(outcome.sessions)
+    print_summary(outcome.sessions)
+    if outcome.signals and not outcome.sessions:
         print("interrupted while the model was loading: the same command starts again")
-    return ran
+    return outcome
 
 
 def run_until_signal(
@@ -71,21 +72,25 @@ def run_until_signal(
     backend: Backend,
     on_row: OnRow = lambda session, row: None,
     signals: Sequence[int] = ENDING,
-    ran: Ran | None = None,
-) -> Ran:
+    outcome: PointsOutcome | None = None,
+) -> PointsOutcome:
     """Execute with a progress bar; one of `signals` ends it once finished rows are written."""
     before = {number: signal.getsignal(number) for number in signals}
-    ran = ran or Ran()
+    outcome = outcome or PointsOutcome()
     try:
-        asyncio.run(_run(points, backend, on_row, before, ran))
+        asyncio.run(_run(points, backend, on_row, before, outcome))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return ran
+    return outcome
 
 
 async def _run(
-    points: Sequence[Point], backend: Backend, on_row: OnRow, signals: Iterable[int], ran: Ran
+    points: Sequence[Point],
+    backend: Backend,
+    on_row: OnRow,
+    signals: Iterable[int],
+    outcome: PointsOutcome,
 ) -> None:
     stop, drop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -98,7 +103,7 @@ async def _run(
         work = asyncio.create_task(execute(points, backend, stop, heard, drop, progress.on_start))
 
         def end(number: int) -> None:
-            ran.signals.add(number)
+            outcome.signals.add(number)
             if not stop.is_set():
                 print("ending: finished rows are kept, the same command goes on", file=sys.stderr)
             grace = 0.0 if stop.is_set() else grace_seconds(points, backend)
@@ -107,15 +112,15 @@ async def _run(
             stop.set()
             loop.call_later(grace + STOP_SECONDS, work.cancel)  # a model that is still loading
 
-        ran.interrupt = lambda: loop.call_soon_threadsafe(end, signal.SIGINT)
+        outcome.interrupt = lambda: loop.call_soon_threadsafe(end, signal.SIGINT)
         for number in signals:
             loop.add_signal_handler(number, end, number)
         try:
-            ran.sessions += await work
+            outcome.sessions += await work
         except asyncio.CancelledError:
-            if not ran.signals:
+            if not outcome.signals:
                 raise
         finally:
-            ran.interrupt = lambda: None
+            outcome.interrupt = lambda: None
             for number in signals:
                 loop.remove_signal_handler(number)

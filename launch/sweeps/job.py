@@ -16,8 +16,8 @@ from typing import Any
 import submitit
 
 from launch.config.compose import build_backend, build_point
-from launch.running.here import Ran, run_ready
-from launch.sweeps.points import Draft
+from launch.config.setup import RunSetup
+from launch.running.here import PointsOutcome, run_ready
 from pipeline.protocols import Backend
 from pipeline.store.run_record import job_id
 
@@ -32,7 +32,7 @@ class PointsFailed(RuntimeError):
 class Job:
     """A pack of points for one job. With shards, its processes are those from `first` on."""
 
-    drafts: list[Draft]
+    setups: list[RunSetup]
     first: int = 0
     node_cache: str | None = None
 
@@ -43,16 +43,16 @@ class Job:
             PointsFailed: from the first trace's error.
         """
         environment = submitit.JobEnvironment()
-        rank, shards = environment.global_rank, self.drafts[0].spec.run.shards
+        rank, shards = environment.global_rank, self.setups[0].spec.run.shards
         if self.node_cache:
             use_node_cache(Path(self.node_cache))
         if shards > 1:
             take_one_device(environment.local_rank)
         requeue = signal.getsignal(signal.SIGUSR2)
-        ran = self._run(self.first + rank) if shards > 1 or rank == 0 else self._follow()
-        if ran.signals and ran.status:
-            stopped(ran, rank, requeue)
-        failed = [(s, error) for s in ran.sessions for error in s.failures]
+        outcome = self._run(self.first + rank) if shards > 1 or rank == 0 else self._follow()
+        if outcome.signals and outcome.status:
+            stopped(outcome, rank, requeue)
+        failed = [(s, error) for s in outcome.sessions for error in s.failures]
         if failed:
             folders, first = (
                 ", ".join(sorted({str(s.point.folder) for s, _ in failed})),
@@ -60,46 +60,46 @@ class Job:
             )
             said = f"{type(first).__name__}: {first}"
             raise PointsFailed(f"{len(failed)} traces failed in {folders}: {said}") from first
-        return f"exit status {ran.status}"
+        return f"exit status {outcome.status}"
 
-    def _run(self, shard: int) -> Ran:
-        drafts = [as_shard(draft, shard) for draft in self.drafts]
-        backend = build_backend(drafts[0].spec)
-        points = [build_point(d.spec, backend, d.overrides, d.choices) for d in drafts]
-        return run_ready(points, backend, [d.config_text for d in drafts], SIGNALS)
+    def _run(self, shard: int) -> PointsOutcome:
+        setups = [as_shard(setup, shard) for setup in self.setups]
+        backend = build_backend(setups[0].spec)
+        points = [build_point(d.spec, backend, d.overrides, d.choices) for d in setups]
+        return run_ready(points, backend, [d.config_text for d in setups], SIGNALS)
 
-    def _follow(self) -> Ran:
+    def _follow(self) -> PointsOutcome:
         """What a rank above 0 of a multi-process engine does."""
 
         async def follow(backend: Backend) -> None:
             async with backend:
                 await backend.follow()
 
-        asyncio.run(follow(build_backend(self.drafts[0].spec)))
-        return Ran()
+        asyncio.run(follow(build_backend(self.setups[0].spec)))
+        return PointsOutcome()
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """The same again: what is done is in the run folders."""
         return submitit.helpers.DelayedSubmission(self)
 
 
-def as_shard(draft: Draft, shard: int) -> Draft:
-    """The draft as this process runs it: beside other writers it waits rather than refuses."""
-    run = draft.spec.run
+def as_shard(setup: RunSetup, shard: int) -> RunSetup:
+    """The setup as this process runs it: beside other writers it waits rather than refuses."""
+    run = setup.spec.run
     mine = replace(run, wait=True, shard=shard if run.shards > 1 else None)
-    return replace(draft, spec=replace(draft.spec, run=mine))
+    return replace(setup, spec=replace(setup.spec, run=mine))
 
 
-def stopped(ran: Ran, rank: int, requeue: Any) -> None:
+def stopped(outcome: PointsOutcome, rank: int, requeue: Any) -> None:
     """Everything whole is on disk: go back into the queue, or end with the status.
 
     `requeue` is submitit's handler of USR2, which counts time-outs and requeues under the same id.
     """
-    if signal.SIGUSR2 in ran.signals or is_being_preempted():
+    if signal.SIGUSR2 in outcome.signals or is_being_preempted():
         if rank == 0 and isinstance(requeue, Callable):  # type: ignore[arg-type]
             requeue(signal.SIGUSR2, None)
         time.sleep(60)  # rank 0 requeues the job, which ends this process
-    sys.exit(ran.status)
+    sys.exit(outcome.status)
 
 
 def is_being_preempted() -> bool:

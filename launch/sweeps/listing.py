@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.sweeps.points import Member
+from launch.sweeps.points import SweepPoint
 from pipeline.store.files import read_lines, write_atomically
 
 SWEEPS = ".sweeps"  # below run.root, as hydra.sweep.dir has it: a folder for each run.name
@@ -23,15 +23,15 @@ class Listed:
     problem: str = ""
 
 
-def write_listing(sweep_folder: Path, members: Sequence[Member]) -> None:
+def write_listing(sweep_folder: Path, members: Sequence[SweepPoint]) -> None:
     """Keep the points of a sweep, but those that it skips. Folders are relative: trees move."""
-    kept = [m for m in members if m.point or m.draft.spec.run.missing_checkpoint == "wait"]
+    kept = [m for m in members if m.point or m.setup.spec.run.missing_checkpoint == "wait"]
     lines = [json.dumps(_line(sweep_folder, member)).encode() + b"\n" for member in kept]
     write_atomically(sweep_folder / LISTING, lines)
 
 
-def _line(sweep_folder: Path, member: Member) -> dict[str, object]:
-    about = {"overrides": member.draft.overrides, "problem": member.problem}
+def _line(sweep_folder: Path, member: SweepPoint) -> dict[str, object]:
+    about = {"overrides": member.setup.overrides, "problem": member.problem}
     if member.point is None:
         return about | {"folder": None}
     folder = os.path.relpath(member.point.folder, sweep_folder)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.sweeps.points import Draft
+from launch.config.setup import RunSetup
 from pipeline.spec import SpecError
 
 
-def lines_of(draft: Draft, overrides: Sequence[str]) -> list[list[str]] | None:
+def lines_of(setup: RunSetup, overrides: Sequence[str]) -> list[list[str]] | None:
     """The overrides of every point that `run.manifest` names; None without one.
 
     The file is tab separated: overrides as on a command line, or values under a first line of keys.
@@ -16,7 +16,7 @@ def lines_of(draft: Draft, overrides: Sequence[str]) -> list[list[str]] | None:
     Raises:
         SpecError: no file, no point in it, or a line that does not fit the first.
     """
-    name = draft.spec.run.manifest
+    name = setup.spec.run.manifest
     if name is None:
         return None
     path = Path(name)

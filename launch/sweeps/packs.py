@@ -2,34 +2,35 @@
 
 from collections.abc import Sequence
 
-from launch.sweeps.points import Draft, Member
+from launch.config.setup import RunSetup
+from launch.sweeps.points import SweepPoint
 from pipeline.spec import SpecError
 
 
-def pack(members: Sequence[Member]) -> list[list[Member]]:
+def pack(members: Sequence[SweepPoint]) -> list[list[SweepPoint]]:
     """Points grouped by model and by every swept key that `run.pack` does not name, in order.
 
     Raises:
         SpecError: `run.pack` names a key that the sweep does not vary.
     """
-    varied = swept([member.draft for member in members])
-    groups: dict[tuple[str, ...], list[Member]] = {}
+    varied = swept([member.setup for member in members])
+    groups: dict[tuple[str, ...], list[SweepPoint]] = {}
     for number, member in enumerate(members):
-        names = member.draft.spec.run.pack
+        names = member.setup.spec.run.pack
         _check(names, varied)
-        apart = [o for o in member.draft.overrides if _key(o) in varied and not packs(names, o)]
+        apart = [o for o in member.setup.overrides if _key(o) in varied and not packs(names, o)]
         alone = () if names else (str(number),)
-        groups.setdefault((member.draft.load_key, *apart, *alone), []).append(member)
+        groups.setdefault((member.setup.load_key, *apart, *alone), []).append(member)
     return list(groups.values())
 
 
-def swept(drafts: Sequence[Draft]) -> list[str]:
+def swept(setups: Sequence[RunSetup]) -> list[str]:
     """The keys whose overrides differ between points."""
     found: dict[str, set[str]] = {}
-    for draft in drafts:
-        for override in draft.overrides:
+    for setup in setups:
+        for override in setup.overrides:
             found.setdefault(_key(override), set()).add(override)
-    everywhere = {k for k in found if all(any(_key(o) == k for o in d.overrides) for d in drafts)}
+    everywhere = {k for k in found if all(any(_key(o) == k for o in d.overrides) for d in setups)}
     return [key for key, values in found.items() if len(values) > 1 or key not in everywhere]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.sweeps.points import Member, rows_of
+from launch.sweeps.points import SweepPoint, rows_of
 from launch.sweeps.submit import array_limit, test_only
 from pipeline.store.run_record import attempts_of, read_record
 
@@ -32,17 +32,20 @@ class Pace:
 
 
 def print_plan(
-    members: Sequence[Member], packs: Sequence[Sequence[Member]], options: dict[str, Any], jobs: int
+    members: Sequence[SweepPoint],
+    packs: Sequence[Sequence[SweepPoint]],
+    options: dict[str, Any],
+    jobs: int,
 ) -> None:
     """Print jobs, arrays, GPU hours and what is already done; ask Slurm if it would take them."""
-    paces = measured(Path(members[0].draft.spec.run.root))
+    paces = measured(Path(members[0].setup.spec.run.root))
     console = Console()
     table = Table(title=f"{len(packs)} packs in {jobs} jobs; nothing is submitted")
     for name in ("pack", "points", "rows there", "jobs", "GPU hours"):
         table.add_column(name, overflow="fold")
     total, unknown = 0.0, 0
     for number, pack_ in enumerate(packs):
-        spec = pack_[0].draft.spec
+        spec = pack_[0].setup.spec
         pace = paces.get(pace_key(spec.model.name, spec.backend), Pace())
         hours = pace.hours(sum(member.missing for member in pack_))
         total, unknown = total + (hours or 0) * devices(options), unknown + (hours is None)

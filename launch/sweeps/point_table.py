@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.sweeps.packs import swept
-from launch.sweeps.points import Member, rows_of
+from launch.sweeps.points import SweepPoint, rows_of
 from pipeline.analysis.row_files import find
 from pipeline.analysis.summary import passes
 from pipeline.analysis.table import load
@@ -17,7 +17,7 @@ from pipeline.store.rows import parts_of
 SEED = "run.seed"
 
 
-def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:
+def print_points(members: Sequence[SweepPoint], failures: Mapping[str, str]) -> int:
     """Print every point: done, failed and why, or missing.
 
     Returns 0 if all are done and no job failed on the way, else 1.
@@ -42,12 +42,12 @@ def print_points(members: Sequence[Member], failures: Mapping[str, str]) -> int:
     return 0 if states <= {"done", "skipped"} and not failures else 1
 
 
-def accuracy_table(members: Sequence[Member]) -> Table | None:
+def accuracy_table(members: Sequence[SweepPoint]) -> Table | None:
     """The accuracy of every pass, by what the sweep varies, as the mean over `run.seed`.
 
     Points without rows are left out; None where no point has any.
     """
-    keys = [key for key in swept([member.draft for member in members]) if key != SEED]
+    keys = [key for key in swept([member.setup for member in members]) if key != SEED]
     groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
     for member in members:
         if member.point and (accuracies := _accuracies(member.point)):
@@ -71,8 +71,8 @@ def _accuracies(point: Point) -> dict[str, float]:
     return {row["pass"]: row["accuracy"] for row in rows if not math.isnan(row["accuracy"])}
 
 
-def _values(member: Member, keys: Sequence[str]) -> tuple[str, ...]:
-    typed = dict(o.lstrip("+~").partition("=")[::2] for o in member.draft.overrides)
+def _values(member: SweepPoint, keys: Sequence[str]) -> tuple[str, ...]:
+    typed = dict(o.lstrip("+~").partition("=")[::2] for o in member.setup.overrides)
     return tuple(typed.get(key, "") for key in keys)
 
 
@@ -81,10 +81,10 @@ def _mean(group: Sequence[Mapping[str, float]], name: str) -> str:
     return f"{100 * sum(found) / len(found):.1f} %" if found else ""
 
 
-def state_of(member: Member, failures: Mapping[str, str]) -> str:
+def state_of(member: SweepPoint, failures: Mapping[str, str]) -> str:
     """`done`, `failed`, `incomplete`, `skipped` or `missing` (its checkpoint)."""
     if member.point is None:
-        return "skipped" if member.draft.spec.run.missing_checkpoint == "skip" else "missing"
+        return "skipped" if member.setup.spec.run.missing_checkpoint == "skip" else "missing"
     if not member.missing:
         return "done"
     return "failed" if member.name in failures else "incomplete"

@@ -10,7 +10,7 @@ from typing import Any
 
 from submitit.core import utils
 
-from launch.sweeps.points import Member
+from launch.sweeps.points import SweepPoint
 from launch.sweeps.submit import PENDING, RUNNING, QueueError, slurm_states
 from pipeline.spec import SpecError
 from pipeline.store.files import write_atomically
@@ -21,11 +21,11 @@ PATIENCE = 600.0  # seconds without an answer of the queue before giving up on w
 
 
 @dataclass(slots=True)
-class Flight:
+class SubmittedJob:
     """One submitted job."""
 
     id: str
-    members: list[Member]
+    members: list[SweepPoint]
     folder: str  # submitit's, with %j
     tasks: int = 1
     local: Any = None  # submitit's job, where it is a process of ours
@@ -56,19 +56,19 @@ class Flight:
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at flights, more and more rarely, at the latest every `poll_seconds`."""
+    """Looks at submitted jobs, more and more rarely, at the latest every `poll_seconds`."""
 
     poll_seconds: float
-    flights: list[Flight] = field(default_factory=list)
+    jobs: list[SubmittedJob] = field(default_factory=list)
     _pause: float = 0.5
     _unanswered: float | None = None
 
     def look(self) -> None:
         """Bring the states up to date. Raises QueueError after long silence of the queue."""
-        for flight in self.flights:
-            if flight.local is not None:
-                flight.state = flight.local.get_info()["jobState"]
-        ids = [flight.id for flight in self.flights if flight.alive and flight.local is None]
+        for job in self.jobs:
+            if job.local is not None:
+                job.state = job.local.get_info()["jobState"]
+        ids = [job.id for job in self.jobs if job.alive and job.local is None]
         if not ids:
             return
         try:
@@ -80,23 +80,23 @@ class Watch:
                 raise QueueError(f"the queue has not answered for {PATIENCE:.0f} s") from error
             return
         self._unanswered = None
-        for flight in self.flights:
-            flight.state = states.get(flight.id, flight.state)
+        for job in self.jobs:
+            job.state = states.get(job.id, job.state)
 
-    def settle(self, seconds: float = 10.0) -> None:
+    def wait_for_accounting(self, seconds: float = 10.0) -> None:
         """Give accounting, which lags, some time to say how jobs ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            gone = [flight for flight in self.flights if flight.state == "GONE"]
+            gone = [job for job in self.jobs if job.state == "GONE"]
             if not gone:
                 return
             time.sleep(1.0)
             try:
-                states = slurm_states([flight.id for flight in gone])
+                states = slurm_states([job.id for job in gone])
             except QueueError:
                 return
-            for flight in gone:
-                flight.state = states[flight.id]
+            for job in gone:
+                job.state = states[job.id]
 
     def wait(self) -> None:
         """Pause until the next look."""
@@ -104,46 +104,46 @@ class Watch:
         self._pause = min(self._pause * 1.5, self.poll_seconds)
 
     @property
-    def alive(self) -> list[Flight]:
-        """Flights that have not ended."""
-        return [flight for flight in self.flights if flight.alive]
+    def alive(self) -> list[SubmittedJob]:
+        """Jobs that have not ended."""
+        return [job for job in self.jobs if job.alive]
 
     def counts(self) -> str:
         """One line: how many jobs are in which state."""
-        states = Counter(flight.state.lower() for flight in self.flights)
+        states = Counter(job.state.lower() for job in self.jobs)
         return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
-def note(flights: Sequence[Flight]) -> None:
+def note(submitted: Sequence[SubmittedJob]) -> None:
     """Leave the ids of the jobs in the folders of their points, so that none is sent twice."""
     jobs: dict[Path, list[dict[str, Any]]] = {}
-    for flight in flights:
-        for member in flight.members:
+    for job in submitted:
+        for member in job.members:
             assert member.point is not None
             folder = member.point.folder
-            about = {"id": flight.id, "folder": flight.folder, "tasks": flight.tasks}
+            about = {"id": job.id, "folder": job.folder, "tasks": job.tasks}
             jobs.setdefault(folder, []).append(about)
     for folder, about_them in jobs.items():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / NOTE, [json.dumps(about_them).encode()])
 
 
-def already_queued(members: Sequence[Member]) -> list[Flight]:
-    """Flights of an earlier launch that still queue or run for these points."""
-    found: dict[str, Flight] = {}
+def already_queued(members: Sequence[SweepPoint]) -> list[SubmittedJob]:
+    """Jobs of an earlier launch that still queue or run for these points."""
+    found: dict[str, SubmittedJob] = {}
     for member in members:
         path = member.point.folder / NOTE if member.point else None
         if path is None or not path.exists():
             continue
         for about in json.loads(path.read_text(encoding="utf-8")):
-            flight = Flight(about["id"], [], about["folder"], about["tasks"])
-            found.setdefault(flight.id, flight).members.append(member)
+            job = SubmittedJob(about["id"], [], about["folder"], about["tasks"])
+            found.setdefault(job.id, job).members.append(member)
     if not found:
         return []
     try:
         states = slurm_states(list(found))
     except QueueError as error:
         raise SpecError(f"the queue cannot be asked about earlier jobs: {error}") from error
-    for flight in found.values():
-        flight.state = states[flight.id]
-    return [flight for flight in found.values() if flight.alive]
+    for job in found.values():
+        job.state = states[job.id]
+    return [job for job in found.values() if job.alive]

@@ -22,9 +22,9 @@ from launch.sweeps.listing import write_listing
 from launch.sweeps.manifest import lines_of
 from launch.sweeps.packs import pack
 from launch.sweeps.plan import arrays, print_plan, split
-from launch.sweeps.points import Builder, Composer, Member, missing_rows
+from launch.sweeps.points import Composer, PointBuilder, SweepPoint, missing_rows
 from launch.sweeps.submit import QueueError, array_limit, submit
-from launch.sweeps.submitted_jobs import Flight, Watch, already_queued, note
+from launch.sweeps.submitted_jobs import SubmittedJob, Watch, already_queued, note
 from pipeline.protocols import BackendLostError
 from pipeline.spec import SpecError, require
 from pipeline.store.files import StoreError
@@ -45,26 +45,26 @@ class Sweep:
     composer: Composer
     folder: Path  # of the sweep itself, not of a point
     options: dict[str, Any]
-    members: list[Member] = field(default_factory=list)
+    members: list[SweepPoint] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)  # a point's name: why
-    builder: Builder = field(default_factory=Builder)
+    builder: PointBuilder = field(default_factory=PointBuilder)
 
     def add(self, overrides: Sequence[str]) -> None:
         """Compose a point and look at what it has. Raises SpecError."""
-        draft = self.composer.draft(overrides)
-        lines = lines_of(draft, overrides)
-        drafts = [draft] if lines is None else map(self.composer.draft, lines)
-        self.members += map(self.builder.member, drafts)
+        setup = self.composer.setup(overrides)
+        lines = lines_of(setup, overrides)
+        setups = [setup] if lines is None else map(self.composer.setup, lines)
+        self.members += map(self.builder.sweep_point, setups)
 
-    def packs(self) -> list[list[Member]]:
+    def packs(self) -> list[list[SweepPoint]]:
         """The points that have something left to do and whose checkpoint is there, by job."""
         left = [[m for m in pack_ if m.point and m.missing] for pack_ in pack(self.members)]
         return [pack_ for pack_ in left if pack_]
 
-    def jobs(self, pack_: Sequence[Member]) -> list[Job]:
+    def jobs(self, pack_: Sequence[SweepPoint]) -> list[Job]:
         """The jobs of one pack: one, or as many as its shards need."""
-        drafts = [member.draft for member in pack_]
-        shards = drafts[0].spec.run.shards
+        setups = [member.setup for member in pack_]
+        shards = setups[0].spec.run.shards
         tasks = self.tasks
         require(
             shards == 1 or shards % tasks == 0,
@@ -73,7 +73,7 @@ class Sweep:
             shards,
         )
         count = math.ceil(shards / tasks) if shards > 1 else 1
-        return [Job(drafts, index * tasks, self.options["node_cache"]) for index in range(count)]
+        return [Job(setups, index * tasks, self.options["node_cache"]) for index in range(count)]
 
     @property
     def tasks(self) -> int:
@@ -104,10 +104,10 @@ def run_sweep(
 
 def _go(sweep: Sweep) -> int:
     packs = sweep.packs()
-    if any(member.draft.spec.run.dry for member in sweep.members):
+    if any(member.setup.spec.run.dry for member in sweep.members):
         _show_dry(sweep, packs)
         return 0
-    if sweep.members[0].draft.spec.run.plan:
+    if sweep.members[0].setup.spec.run.plan:
         print_plan(sweep.members, packs, sweep.options, sum(len(sweep.jobs(p)) for p in packs))
         return 0
     write_listing(sweep.folder, sweep.members)
@@ -124,13 +124,13 @@ def _go(sweep: Sweep) -> int:
     return print_points(sweep.members, sweep.failures)
 
 
-def _show_dry(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> None:
+def _show_dry(sweep: Sweep, packs: Sequence[Sequence[SweepPoint]]) -> None:
     """Show what the sweep would ask. Raises SpecError if it would be refused."""
     for member in sweep.members:
         if member.problem:
             print(f"no checkpoint: {member.problem}")
     planned = [
-        PlannedPoint(member.point, sweep.builder.backends[member.draft.load_key], member.missing)
+        PlannedPoint(member.point, sweep.builder.backends[member.setup.load_key], member.missing)
         for member in sweep.members
         if member.point
     ]
@@ -141,36 +141,36 @@ def _show_dry(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> None:
         print(line)
 
 
-def _run_here(sweep: Sweep, packs: Sequence[Sequence[Member]]) -> int | None:
+def _run_here(sweep: Sweep, packs: Sequence[Sequence[SweepPoint]]) -> int | None:
     """One pack after the other in this process; a failing one does not stop the next."""
     for pack_ in packs:
         points = [member.point for member in pack_ if member.point]
-        backend = build_backend(pack_[0].draft.spec)
+        backend = build_backend(pack_[0].setup.spec)
         try:
-            ran = run_ready(points, backend, [member.draft.config_text for member in pack_])
+            outcome = run_ready(points, backend, [member.setup.config_text for member in pack_])
         except (SpecError, StoreError, BackendLostError) as error:
             for member in pack_:
                 sweep.failures[member.name] = str(error)
             continue
-        for session in ran.sessions:
+        for session in outcome.sessions:
             if session.failures:
                 name = next(m.name for m in pack_ if m.point is session.point)
                 first = session.failures[0]
                 sweep.failures[name] = f"{type(first).__name__}: {first}"
-        if ran.signals:
+        if outcome.signals:
             return INTERRUPTED
     return None
 
 
-def _send_and_follow(sweep: Sweep, packs: Sequence[list[Member]]) -> int | None:
+def _send_and_follow(sweep: Sweep, packs: Sequence[list[SweepPoint]]) -> int | None:
     watch = Watch(sweep.options["poll_seconds"])
     if sweep.options["where"] == "slurm":
-        watch.flights += already_queued(sweep.members)
-        busy = {id(m) for flight in watch.flights for m in flight.members}
+        watch.jobs += already_queued(sweep.members)
+        busy = {id(m) for job in watch.jobs for m in job.members}
         packs = [p for p in ([m for m in pack_ if id(m) not in busy] for pack_ in packs) if p]
     waiting = [(pack_, job) for pack_ in packs for job in sweep.jobs(pack_)]
     awaited = [
-        m for m in sweep.members if not m.point and m.draft.spec.run.missing_checkpoint == "wait"
+        m for m in sweep.members if not m.point and m.setup.spec.run.missing_checkpoint == "wait"
     ]
     try:
         return _follow(sweep, watch, waiting, awaited)
@@ -179,12 +179,12 @@ def _send_and_follow(sweep: Sweep, packs: Sequence[list[Member]]) -> int | None:
         return INTERRUPTED
 
 
-Waiting = list[tuple[list[Member], Job]]
+Waiting = list[tuple[list[SweepPoint], Job]]
 
 
-def _follow(sweep: Sweep, watch: Watch, waiting: Waiting, awaited: list[Member]) -> int | None:
+def _follow(sweep: Sweep, watch: Watch, waiting: Waiting, awaited: list[SweepPoint]) -> int | None:
     console = Console(stderr=True)
-    begun, shown = time.monotonic(), ""
+    started, shown = time.monotonic(), ""
     while True:
         _send(sweep, watch, waiting, console)
         if not sweep.options["follow"]:
@@ -196,12 +196,12 @@ def _follow(sweep: Sweep, watch: Watch, waiting: Waiting, awaited: list[Member])
         if not watch.alive and not waiting and not awaited:
             break
         watch.wait()
-        _await(sweep, waiting, awaited, time.monotonic() - begun)
-    watch.settle()
-    for flight in watch.flights:
-        why = flight.failure()
-        for member in flight.members:
-            member.job = flight.id
+        _await(sweep, waiting, awaited, time.monotonic() - started)
+    watch.wait_for_accounting()
+    for job in watch.jobs:
+        why = job.failure()
+        for member in job.members:
+            member.job = job.id
             if why:
                 sweep.failures.setdefault(member.name, why)
     return None
@@ -219,8 +219,8 @@ def _send(sweep: Sweep, watch: Watch, waiting: Waiting, console: Console) -> Non
         batch, waiting[:] = waiting[:size], waiting[size:]
         jobs = submit([job for _, job in batch], options)
         local = options["where"] == "processes"
-        flights = [
-            Flight(
+        submitted = [
+            SubmittedJob(
                 job.job_id,
                 list(pack_),
                 options["folder"],
@@ -230,18 +230,18 @@ def _send(sweep: Sweep, watch: Watch, waiting: Waiting, console: Console) -> Non
             )
             for job, (pack_, _) in zip(jobs, batch, strict=True)
         ]
-        watch.flights += flights
+        watch.jobs += submitted
         if not local:
-            note(flights)
-            ids = flights[0].id.partition("_")[0]
-            console.print(f"submitted {len(flights)} jobs as {ids}", highlight=False)
+            note(submitted)
+            ids = submitted[0].id.partition("_")[0]
+            console.print(f"submitted {len(submitted)} jobs as {ids}", highlight=False)
 
 
-def _await(sweep: Sweep, waiting: Waiting, awaited: list[Member], seconds: float) -> None:
+def _await(sweep: Sweep, waiting: Waiting, awaited: list[SweepPoint], seconds: float) -> None:
     """Look for checkpoints that were not there; those that have come make jobs."""
     for member in list(awaited):
-        now = sweep.builder.member(member.draft)
-        late = seconds > 60 * member.draft.spec.run.missing_minutes
+        now = sweep.builder.sweep_point(member.setup)
+        late = seconds > 60 * member.setup.spec.run.missing_minutes
         if now.point is None and not late:
             continue
         awaited.remove(member)
@@ -252,12 +252,12 @@ def _await(sweep: Sweep, waiting: Waiting, awaited: list[Member], seconds: float
 
 def _leave(watch: Watch) -> None:
     """The person went: processes end with what is whole on disk, Slurm's jobs go on."""
-    for flight in watch.alive:
-        if flight.local is not None:
-            flight.local._process.send_signal(signal.SIGTERM)
-    for flight in watch.alive:
-        if flight.local is not None:
-            flight.local._process.wait()
+    for job in watch.alive:
+        if job.local is not None:
+            job.local._process.send_signal(signal.SIGTERM)
+    for job in watch.alive:
+        if job.local is not None:
+            job.local._process.wait()
     ids = sorted({f.id.partition("_")[0] for f in watch.alive if f.local is None})
     if ids:
         words = " ".join(ids)

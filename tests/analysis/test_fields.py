@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from launch import api
+from launch.config.setup import setup_of
 from launch.export_rows import main as export
 from tests.fakes.configs import ROOT, composed
 
@@ -40,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     for task in ("crossword", "carpark", "math", "qa", "prompts"):
         line = [f"task={task}", "backend=echo", "cue=[wait,neutral]", "run.limit=2"]
-        outcome = api.run(api.setup_of(composed(*line, f"run.root={root}"), line))
+        outcome = api.run(setup_of(composed(*line, f"run.root={root}"), line))
         assert outcome.status == 0
     return root
 

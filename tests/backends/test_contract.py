@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from launch import api
+from launch.config.setup import RunSetup, setup_of
 from pipeline.protocols import (
     FILTERS,
     TRUNCATED,
@@ -81,8 +82,8 @@ def line(request: pytest.FixtureRequest, tiny_llama: Callable[..., Path]) -> Ite
 
 
 @cache
-def setup(words: tuple[str, ...]) -> api.RunSetup:
-    return api.setup_of(composed("task=crossword", *words), words)
+def setup(words: tuple[str, ...]) -> RunSetup:
+    return setup_of(composed("task=crossword", *words), words)
 
 
 def backend_of(line: Line) -> Backend:

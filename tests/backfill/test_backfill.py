@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch import api
 from launch import backfill as door
+from launch.config.setup import setup_of
 from launch.rows import backfill_target
 from pipeline.backfill.missing_passes import Selection, scan, split_cues
 from pipeline.spec import SpecError
@@ -43,7 +44,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def run(tmp_path: Path, *overrides: str) -> Path:
     """Rows of a run with the echo backend."""
     line = ["task=crossword", "backend=echo", "run.limit=3", "sampling.num_samples=2", *overrides]
-    outcome = api.run(api.setup_of(composed(*line, f"run.root={tmp_path}"), line))
+    outcome = api.run(setup_of(composed(*line, f"run.root={tmp_path}"), line))
     assert outcome.status == 0
     return outcome.point.rows_path
 

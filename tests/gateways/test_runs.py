@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launch import api
+from launch.config.setup import setup_of
 from pipeline.protocols import BackendLostError
 from pipeline.run.budget import Reserved
 from pipeline.spec import SpecError
@@ -63,7 +64,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         monkeypatch.setenv("OPENAI_API_KEY", key)
         monkeypatch.setenv("OPENAI_BASE_URL", url)
         try:
-            outcome = api.run(api.setup_of(configured(*BASE, *overrides), overrides))
+            outcome = api.run(setup_of(configured(*BASE, *overrides), overrides))
             found = outcome.status
         except (SpecError, StoreError, BackendLostError) as error:
             print(f"error: {error}")

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from components.backends.openai_api.backend import OpenAiBackend
 from launch import api
 from launch.config.compose import build_backend, build_point, to_spec
+from launch.config.setup import setup_of
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT
 from tests.gateways.asking import ask, backend, configured, request
@@ -195,7 +196,7 @@ def test_a_probe_finds_out_whether_a_turn_is_continued_and_rows_say_how_the_cue_
     with Service(Turns(manner)) as service:
         line = ["task=crossword", "run.limit=2", "cue=wait", f"run.root={tmp_path}"]
         line += ["backend=local_server", f"backend.endpoint={service.url}"]
-        setup = api.setup_of(configured(*line, f"run.cache_dir={tmp_path}"), line)
+        setup = setup_of(configured(*line, f"run.cache_dir={tmp_path}"), line)
         outcome = api.run(setup)
         assert outcome.status == 0
         rows: list[dict[str, Any]] = [json.loads(row) for row in outcome.point.rows_path.open()]

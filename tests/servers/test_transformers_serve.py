@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from launch import api
+from launch.config.setup import setup_of
 from tests.fakes.configs import composed
 
 
@@ -62,7 +63,7 @@ def wait_until_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -
 def run(folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """Rows of a run, in order."""
     outcome = api.run(
-        api.setup_of(composed("sampling=greedy", f"run.root={folder}", *overrides), overrides)
+        setup_of(composed("sampling=greedy", f"run.root={folder}", *overrides), overrides)
     )
     assert outcome.status == 0
     return [json.loads(line) for line in outcome.point.rows_path.open(encoding="utf-8")]

@@ -11,9 +11,10 @@ import pytest
 
 from launch.config.cluster import check_cluster
 from launch.config.compose import to_spec
+from launch.config.setup import RunSetup
 from launch.sweeps import job
 from launch.sweeps.submit import QueueError, slurm_states
-from launch.sweeps.submitted_jobs import Flight, Watch
+from launch.sweeps.submitted_jobs import SubmittedJob, Watch
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
 from tests.test_run import command
@@ -134,17 +135,17 @@ def test_preempted_cancelled_and_vanished_jobs_end_the_watch(
 ) -> None:
     stand_ins("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     stand_ins("sacct", "echo '5_0|PREEMPTED'; echo '5_1|CANCELLED by 0'")
-    watch = Watch(1.0, [Flight(f"5_{index}", [], "logs/%j") for index in range(3)])
+    watch = Watch(1.0, [SubmittedJob(f"5_{index}", [], "logs/%j") for index in range(3)])
     watch.look()
     assert not watch.alive and watch.counts() == "1 cancelled, 1 gone, 1 preempted"
-    assert "5_0 ended PREEMPTED" in watch.flights[0].failure()
+    assert "5_0 ended PREEMPTED" in watch.jobs[0].failure()
 
 
 def test_a_queue_that_does_not_answer_is_asked_again_but_not_for_ever(
     stand_ins: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_ins("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    watch = Watch(1.0, [Flight("5", [], "logs/%j")])
+    watch = Watch(1.0, [SubmittedJob("5", [], "logs/%j")])
     watch.look()
     assert watch.alive
     monkeypatch.setattr("launch.sweeps.submitted_jobs.PATIENCE", -1.0)
@@ -183,14 +184,14 @@ def test_a_stopped_job_is_requeued_once_by_rank_0_or_ends_with_its_status(
     monkeypatch.setattr("launch.sweeps.job.time.sleep", lambda seconds: None)
     asked: list[int] = []
     for rank, number in ((0, signal.SIGUSR2), (1, signal.SIGUSR2), (0, signal.SIGTERM)):
-        ran = job.Ran([], {number})
+        outcome = job.PointsOutcome([], {number})
         with pytest.raises(SystemExit) as caught:
-            job.stopped(ran, rank, lambda number, frame: asked.append(number))
+            job.stopped(outcome, rank, lambda number, frame: asked.append(number))
         assert caught.value.code == 130
     assert asked == [signal.SIGUSR2]
 
 
 def test_a_job_waits_where_a_person_is_refused() -> None:
     spec = to_spec(composed("task=crossword", "backend=echo", "run.shards=2"))
-    made = job.as_shard(job.Draft(spec, [], {}, {}), 1)
+    made = job.as_shard(RunSetup(spec), 1)
     assert made.spec.run.wait and made.spec.run.shard == 1 and not spec.run.wait

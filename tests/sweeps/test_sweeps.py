@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from launch.config.compose import build_backend, build_point, to_spec
+from launch.config.setup import RunSetup, setup_of
 from launch.running.here import run_ready
 from launch.sweeps.manifest import lines_of
 from launch.sweeps.packs import pack
 from launch.sweeps.point_table import print_points
-from launch.sweeps.points import Builder, Draft, Member
+from launch.sweeps.points import PointBuilder, SweepPoint
 from pipeline.run.executor import execute
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
@@ -128,9 +129,9 @@ def test_a_missing_checkpoint_fails_is_skipped_or_is_awaited(
     line += ["quantization=fp32", "run.limit=1", f"model.checkpoints={series}", "model.name=tiny"]
     line += ["sampling.think_cap=2", "sampling.answer_cap=2"]
 
-    def member(mode: str) -> Member:
+    def member(mode: str) -> SweepPoint:
         made = to_spec(composed(*line, "model.step=50", f"run.missing_checkpoint={mode}"))
-        return Builder().member(Draft(made, ["model.step=50"], {}, {}))
+        return PointBuilder().sweep_point(RunSetup(made, overrides=["model.step=50"]))
 
     with pytest.raises(SpecError, match=r"model.step must be one that .* .the point model.step=50"):
         member("fail")
@@ -153,8 +154,8 @@ def test_a_missing_checkpoint_fails_is_skipped_or_is_awaited(
     assert process.returncode == 0 and re.search(r"1/1 +│ done", out)
 
 
-def draft(*overrides: str) -> Draft:
-    return Draft(to_spec(composed(*ECHO, *overrides)), [*ECHO, *overrides], {}, "")
+def setup(*overrides: str) -> RunSetup:
+    return setup_of(composed(*ECHO, *overrides), [*ECHO, *overrides])
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -163,7 +164,7 @@ def test_a_manifest_names_points_that_are_no_grid(tmp_path: Path, header: bool) 
     plain = "sampling.temperature=0.3\trun.seed=1\trun.limit=2\n"
     plain += "sampling.temperature=0.5\trun.seed=2\trun.limit=1\n"
     (tmp_path / "gaps.tsv").write_text(text if header else plain)
-    base = draft(f"run.manifest={tmp_path / 'gaps.tsv'}")
+    base = setup(f"run.manifest={tmp_path / 'gaps.tsv'}")
     expected = [
         [*ECHO[:3], f"run.limit={n}", f"sampling.temperature={t}", f"run.seed={s}"]
         for t, s, n in ((0.3, 1, 2), (0.5, 2, 1))
@@ -183,7 +184,7 @@ def test_a_manifest_that_does_not_fit_is_refused_by_line(
     tmp_path: Path, text: str, says: str
 ) -> None:
     (tmp_path / "gaps.tsv").write_text(text)
-    base = draft(f"run.manifest={tmp_path / 'gaps.tsv'}")
+    base = setup(f"run.manifest={tmp_path / 'gaps.tsv'}")
     with pytest.raises(SpecError, match=re.escape(says)):
         lines_of(base, base.overrides)
 
@@ -191,8 +192,8 @@ def test_a_manifest_that_does_not_fit_is_refused_by_line(
 def sizes(*names: str, **changes: str) -> list[int]:
     grid = [(t, seed) for t in (0, 0.3) for seed in (1, 2)]
     pack_ = f"run.pack=[{','.join(names)}]"
-    made = [draft(f"sampling.temperature={t}", f"run.seed={s}", pack_) for t, s in grid]
-    return [len(group) for group in pack([Member(d) for d in made])]
+    made = [setup(f"sampling.temperature={t}", f"run.seed={s}", pack_) for t, s in grid]
+    return [len(group) for group in pack([SweepPoint(d) for d in made])]
 
 
 def test_points_are_packed_by_the_keys_that_are_named(tmp_path: Path) -> None:
@@ -204,8 +205,8 @@ def test_points_are_packed_by_the_keys_that_are_named(tmp_path: Path) -> None:
 
 
 def test_points_of_different_models_never_share_a_load() -> None:
-    made = [draft(f"backend.capacity={n}", "run.pack=['*']") for n in (1, 1, 2)]
-    assert [len(group) for group in pack([Member(d) for d in made])] == [2, 1]
+    made = [setup(f"backend.capacity={n}", "run.pack=['*']") for n in (1, 1, 2)]
+    assert [len(group) for group in pack([SweepPoint(d) for d in made])] == [2, 1]
 
 
 def test_shards_of_a_sweep_are_processes_that_share_the_rows(tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def test_a_signal_while_the_model_loads_ends_the_run(tmp_path: Path) -> None:
     backend = Slow(spec.model)
     before, here.STOP_SECONDS = here.STOP_SECONDS, 0.2
     try:
-        ran = run_ready([build_point(spec, backend, [], {})], backend, ["{}"])
+        outcome = run_ready([build_point(spec, backend, [], {})], backend, ["{}"])
     finally:
         here.STOP_SECONDS = before
-    assert ran.status == here.INTERRUPTED
+    assert outcome.status == here.INTERRUPTED

@@ -1,0 +1,78 @@
+"""What a word of the command line stands for: a run folder's line, a model by its path, an id."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from pipeline.spec import SpecError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+CONFIG_FLAGS = ("--config-path", "-cp", "--config-dir", "-cd", "--config-name", "-cn")
+LAUNCHER = "hydra.launcher."
+SBATCH = f"{LAUNCHER}additional_parameters."  # options that Slurm has and the schema does not
+
+
+def overrides_of_folders(words: Sequence[str]) -> list[str]:
+    """`rerun=FOLDER` replaced by the overrides that the run folder keeps; the line's own win.
+
+    Raises:
+        SpecError: the folder keeps none, or is given as a configuration folder.
+    """
+    for flag, value in pairwise([*words, ""]):
+        name, _, attached = flag.partition("=")
+        folder = Path(attached or value)
+        if name in CONFIG_FLAGS[:4] and (folder / "run.json").exists():
+            raise SpecError(f"{folder} is a run folder: rerun={folder} runs its spec again")
+    folders = [word.partition("=")[2] for word in words if word.startswith("rerun=")]
+    kept = [override for folder in folders for override in overrides_in(Path(folder))]
+    own = [word for word in words if not word.startswith("rerun=")]
+    typed = {word.lstrip("+~").partition("=")[0] for word in own}
+    return [o for o in kept if o.lstrip("+~").partition("=")[0] not in typed] + own
+
+
+def overrides_in(folder: Path) -> list[str]:
+    """The command line that made a run folder. Raises SpecError where it is not there."""
+    path = folder / "overrides.yaml"
+    try:
+        overrides = OmegaConf.to_container(OmegaConf.load(path))
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise SpecError(f"rerun must name a run folder, {path} cannot be read: {error}") from error
+    if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
+        raise SpecError(f"rerun must name a run folder, {path} is no list of overrides")
+    return [str(override) for override in overrides]
+
+
+def spelled_out(word: str) -> list[str]:
+    """A word of the line as Hydra needs it: ids that look like numbers, models by path."""
+    key, _, value = word.partition("=")
+    if key.startswith(SBATCH):
+        return [f"++{word}"]
+    ids = re.fullmatch(r"\[([^][{}'\"\\\\]+)\]", value) if key == "run.ids" else None
+    if ids:  # 695e0514 is an id, and to Hydra a number too large to be one
+        quoted = ",".join(f'"{name.strip()}"' for name in ids[1].split(","))
+        return [f"run.ids=[{quoted}]"]
+    if key == "model" and "/" in value and not set(value) & set("[({"):
+        return _by_path(value.split(","))
+    return [word]
+
+
+def _by_path(models: Sequence[str]) -> list[str]:
+    """Models by hub id, folder or file, one or several for a sweep; options stay options.
+
+    Raises:
+        SpecError: a sweep names models by path beside options of `conf/model/`.
+    """
+    named = [(CONF / "model" / f"{model}.yaml").exists() for model in models]
+    if all(named):
+        return [f"model={','.join(models)}"]
+    if any(named) or not all("/" in model for model in models):
+        raise SpecError(
+            f"model={','.join(models)} must name options of conf/model/ only, or hub ids, folders "
+            "and files only: run the two kinds one after the other"
+        )
+    return ["model=local", f"model.path={','.join(models)}"]
