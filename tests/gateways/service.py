@@ -21,6 +21,7 @@ class Reply:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     text: str | None = None
+    events: list[Any] | None = None  # server-sent: JSON, or raw strings
     cut: bool = False  # the connection dies in the middle of the body
     hang: float = 0.0  # seconds before anything is sent
     delay: float = 0.0
@@ -104,6 +105,8 @@ class Service:
 
     async def _answer(self, request: web.Request, reply: Reply) -> web.StreamResponse:
         await asyncio.sleep(reply.hang + reply.delay)
+        if reply.events is not None:
+            return await self._stream(request, reply.events, reply.cut)
         text = reply.text if reply.text is not None else json.dumps(reply.body)
         if reply.cut:
             response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -117,6 +120,19 @@ class Service:
         return web.Response(
             status=reply.status, text=text, headers=reply.headers, content_type=kind
         )
+
+    async def _stream(
+        self, request: web.Request, events: list[Any], cut: bool
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events:
+            raw = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+            await response.write(raw.encode())
+        if cut:
+            assert request.transport is not None
+            request.transport.close()
+        return response
 
     def __enter__(self) -> "Service":
         self._thread.start()

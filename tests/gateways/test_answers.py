@@ -9,9 +9,11 @@ import pytest
 
 from components.backends.openai_api.bounds import lower_bound
 from components.backends.openai_api.failures import GatewayError
+from components.backends.openai_api.prefill import Findings
 from components.backends.openai_api.prices import Price
+from components.backends.openai_api.prompt_text import PromptText
 from pipeline.protocols import BackendLostError, Group, Message, Prompt, PromptTooLongError
-from pipeline.spec import Sampling
+from pipeline.spec import ModelSpec, Sampling
 from tests.gateways.asking import answer, ask, backend, request
 from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving
 
@@ -501,3 +503,48 @@ def test_json_between_marks_of_a_stream_is_read(tmp_path: Path, around: str) -> 
     with serving(Reply(text=text)) as service:
         assert answer(backend(service.url, tmp_path)).text == "4"
         assert len(service.seen) == 1
+
+
+def test_samples_that_share_a_request_count_their_own_tokens(tmp_path: Path) -> None:
+    body = chat("a", "b", "c")
+    for number, choice in enumerate(body["choices"], 1):
+        choice["logprobs"] = {"content": [TOKEN] * number}
+    with serving(body) as service:
+        asked = [request("q", group=Group("q", i, 3)) for i in range(3)]
+        found = ask(backend(service.url, tmp_path, "backend.samples_per_request=true"), *asked)
+        assert len(service.seen) == 1
+    assert [one.count for one in found if not isinstance(one, BaseException)] == [1, 2, 3]
+
+
+def test_a_damaged_file_of_the_response_cache_is_asked_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = f"backend.response_cache={tmp_path / 'kept'}"
+    with serving(chat("fine")) as service:
+        for data in ("", '{"token_ids": [', "{}"):
+            answer(backend(service.url, tmp_path, line))
+            (file,) = (tmp_path / "kept").rglob("*.json")
+            file.write_text(data)
+        assert answer(backend(service.url, tmp_path, line)).text == "fine"
+        assert len(service.seen) == 4
+    assert "is damaged" in caplog.text
+
+
+def test_a_damaged_file_of_findings_is_asked_anew(tmp_path: Path) -> None:
+    findings = Findings(tmp_path)
+    findings.put({"a": 1}, True)
+    for data in (b"", b'{"a', b"[1]", b"\xff"):
+        findings.path.write_bytes(data)
+        assert findings.get({"a": 1}) is None
+    findings.put({"a": 1}, False)
+    assert findings.get({"a": 1}) is False
+
+
+def test_the_templates_own_arguments_are_part_of_a_prompts_identity(
+    tmp_path: Path, smollm2: Path
+) -> None:
+    def identity(arguments: dict[str, Any]) -> dict[str, Any]:
+        spec = ModelSpec(path="m", tokenizer=str(smollm2), template_kwargs=arguments)
+        return PromptText(spec, tmp_path).identity()
+
+    assert identity({"enable_thinking": True}) != identity({"enable_thinking": False})

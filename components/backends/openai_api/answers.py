@@ -67,13 +67,15 @@ class Answered:
     """A whole response: its choices, the usage under one set of names, the model's exact name.
 
     `discarded_usd` is what earlier answers to the same request cost that could not be used;
-    `batched` says that the Batch API's price holds.
+    `batched` says that the Batch API's price holds; `num_told` are the characters of the text that
+    were handed on while it came.
     """
 
     choices: list[Said]
     usage: dict[str, Any]
     model: str | None
     discarded_usd: float = 0.0
+    num_told: int = 0
     batched: bool = False
 
 
@@ -86,6 +88,11 @@ def decode(body: bytes) -> dict[str, Any]:
         raise BadAnswerError(f"the response is no JSON: {shown!r}") from None
     if not isinstance(value, dict):
         raise BadAnswerError(f"the response is no JSON object but {type(value).__name__}")
+    return refuse_error(value)
+
+
+def refuse_error(value: dict[str, Any]) -> dict[str, Any]:
+    """The same body, if it does not report an error under status 200."""
     _refuse_error(value.get("error"))
     return value
 

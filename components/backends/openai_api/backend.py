@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from components.backends.openai_api.answers import Answered
 from components.backends.openai_api.batch_api import BatchApi
 from components.backends.openai_api.bounds import probability_fields
+from components.backends.openai_api.credentials import refuse_credentials
 from components.backends.openai_api.dialect import APIS, EXTENSIONS, Dialect
 from components.backends.openai_api.endings import STOP_TEXTS, ending
 from components.backends.openai_api.failures import GatewayError
@@ -98,6 +99,8 @@ class OpenAiBackend:
         require(prefill in MODES, "backend.prefill", f"be one of {MODES}", prefill)
         require(stop_text in STOP_TEXTS, "backend.stop_text", f"be one of {STOP_TEXTS}", stop_text)
         require(0 <= top_logprobs <= 20, "backend.top_logprobs", "lie in 0..20", top_logprobs)
+        refuse_credentials("backend.extra_body", extra_body or {})
+        refuse_credentials("backend.prefill_body", prefill_body or {})
         filters = filters or []
         known = set(filters) <= set(EXTENSIONS)
         require(known, "backend.filters", f"hold some of {EXTENSIONS}", filters)
@@ -146,6 +149,7 @@ class OpenAiBackend:
             assistant_prefill=self._continues,
             logprobs=self._top > 0,
             many_per_request=self._samples.together,
+            streaming=not self._batch.enabled,
             paid=True,
             filters=("top_p", *self._dialect.sends),
         )
@@ -237,14 +241,17 @@ class OpenAiBackend:
         """
         key = self._cache_key(request)
         if self._kept and key and (kept := self._kept.get(key)):
+            if request.on_token:
+                request.on_token(kept.text)
             return kept
         start = time.monotonic()
         share = await self._samples.one(request)
         generation = self._generation(request, share, time.monotonic() - start)
         if self._kept and key:
             self._kept.put(key, generation)
-        if request.on_token:
-            request.on_token(generation.text)
+        rest = generation.text[share.answered.num_told :]
+        if request.on_token and rest:
+            request.on_token(rest)
         return generation
 
     def release(self, trace_id: int) -> None:
@@ -295,7 +302,7 @@ class OpenAiBackend:
         extra |= {"usage_shared_by": share.shared_by} if share.shared_by > 1 else {}
         return Generation(
             token_ids=[],
-            num_tokens=made if made is not None else len(said.tokens or ()),
+            num_tokens=_num_tokens(made, share),
             text=text,
             tail=tail,
             finish_reason=reason,
@@ -377,6 +384,14 @@ class OpenAiBackend:
         finally:
             await sender.close()
         return continues(answered.choices[0].text)
+
+
+def _num_tokens(reported: int | None, share: Share) -> int:
+    """Generated tokens of one choice; its own probabilities count them where usage is shared."""
+    tokens = share.said.tokens
+    if reported is None or (share.shared_by > 1 and tokens):
+        return len(tokens or ())
+    return reported
 
 
 def _prompt_text(model: ModelSpec, cache: Path) -> "PromptText":

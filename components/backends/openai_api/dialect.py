@@ -24,7 +24,7 @@ NEUTRAL: dict[str, object] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-OPTIONAL = ("seed", "n", "stop", "store", "usage")
+OPTIONAL = ("seed", "n", "stop", "store", "usage", "stream_options", "stream")
 PROBABILITIES = ("logprobs", "top_logprobs", "include")
 SEEDS = 2**31
 UNKNOWN = re.compile(
@@ -83,6 +83,15 @@ class Dialect:
         if request.prompt.prefill and self.api == "chat":
             fields |= self.prefill_extra
         fields |= self.extra
+        return {name: value for name, value in fields.items() if name not in self.dropped}
+
+    def streaming(self) -> dict[str, Any]:
+        """The fields that ask for the answer in pieces, with its usage at the end."""
+        fields: dict[str, Any] = {"stream": True}
+        if self.api != "responses":
+            fields["stream_options"] = {"include_usage": True}
+        if "stream" in self.dropped:
+            return {}
         return {name: value for name, value in fields.items() if name not in self.dropped}
 
     def _prompt(self, prompt: Prompt, text: str | None) -> dict[str, Any]:

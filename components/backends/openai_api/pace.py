@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.spec import require
 
@@ -86,6 +86,12 @@ class Pace:
         self._refused: deque[bool] = deque(maxlen=REFUSALS)
         self._requests = Meter(limits.requests_per_minute)
         self._tokens = Meter(limits.tokens_per_minute)
+
+    def bound(self, most: int) -> int:
+        """Let the level never pass `most`."""
+        self.limits = replace(self.limits, most=most, start=min(most, self.limits.start))
+        self.level = min(self.level, float(most))
+        return most
 
     @property
     def wanted(self) -> int:

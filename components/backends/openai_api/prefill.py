@@ -1,7 +1,6 @@
 """Does a service go on with an assistant turn that it is given, or does it begin a new one?"""
 
-import json
-import os
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +8,9 @@ from typing import Any
 
 from pipeline.protocols import Group, Message, Prompt, Request
 from pipeline.spec import Sampling, digest
+from pipeline.store import files
 
+_LOG = logging.getLogger(__name__)
 MODES = ("auto", "yes", "no")
 OPENING = "one, two, three, four,"
 NEXT = re.compile(r"\W*(five|5)\b", re.IGNORECASE)
@@ -43,12 +44,12 @@ class Findings:
     def put(self, where: Mapping[str, Any], answer: bool) -> None:
         """Remember an answer."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.path.with_name(f"prefill.{os.getpid()}.tmp")
-        scratch.write_text(json.dumps(self._all() | {digest(where): answer}), encoding="utf-8")
-        os.replace(scratch, self.path)
+        files.write_atomically(self.path, [files.encode(self._all() | {digest(where): answer})])
 
     def _all(self) -> dict[str, bool]:
         if not self.path.exists():
             return {}
-        found: dict[str, bool] = json.loads(self.path.read_text(encoding="utf-8"))
-        return found
+        found = files.decode(self.path.read_bytes())
+        if found is None:
+            _LOG.warning("%s is damaged: services are asked anew", self.path)
+        return {name: answer for name, answer in (found or {}).items() if isinstance(answer, bool)}

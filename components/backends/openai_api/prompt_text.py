@@ -23,11 +23,15 @@ class PromptText:
         self._bos = ""
 
     def identity(self) -> dict[str, Any]:
-        """The tokenizer's and the template's hashes."""
+        """The tokenizer's and the template's hashes, and the template's own arguments."""
         if self._model.tokenizer is None:
             return {"tokenizer": None}
         found = self._checkpoint().identity
-        return {"tokenizer": found["tokenizer"], "chat_template": found["chat_template"]}
+        return {
+            "tokenizer": found["tokenizer"],
+            "chat_template": found["chat_template"],
+            "template_kwargs": dict(self._model.template_kwargs),
+        }
 
     def of(self, prompt: Prompt) -> str:
         """The prompt as one text, through its prefill."""

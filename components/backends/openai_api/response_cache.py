@@ -1,14 +1,15 @@
 """The response cache: generations by everything that shapes them, in files."""
 
-import json
-import os
+import logging
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from pipeline.protocols import Generation
 from pipeline.spec import digest
+from pipeline.store import files
 
+_LOG = logging.getLogger(__name__)
 # Part of every key: a record of another shape, of an earlier version, is another file.
 RECORD = [item.name for item in fields(Generation)]
 
@@ -30,7 +31,11 @@ class KeptAnswers:
         path = self._path(key)
         if not path.exists():
             return None
-        kept = Generation(**json.loads(path.read_text(encoding="utf-8")))
+        fields = files.decode(path.read_bytes())
+        if fields is None or set(fields) != set(RECORD):
+            _LOG.warning("%s is damaged: the request is sent again", path)
+            return None
+        kept = Generation(**fields)
         kept.backend_columns |= {"from_cache": True, "cost_usd": 0.0}
         self.hits += 1
         return kept
@@ -39,9 +44,7 @@ class KeptAnswers:
         """Keep one generation; readers never see a part of it."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        scratch.write_text(json.dumps(asdict(generation)), encoding="utf-8")
-        os.replace(scratch, path)
+        files.write_atomically(path, [files.encode(asdict(generation))])
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

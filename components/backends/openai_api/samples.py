@@ -58,7 +58,7 @@ class Samples:
 
     async def one(self, request: Request) -> Share:
         """One choice for `request`, alone or with others of its group."""
-        if request.group.size > 1 and self.together:
+        if request.group.size > 1 and self.together and request.on_token is None:
             share = await self._joined(request)
             if share is not None:
                 return share

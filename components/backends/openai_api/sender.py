@@ -13,13 +13,22 @@ from typing import Any
 import httpx2
 from openai import APIConnectionError, AsyncOpenAI
 
-from components.backends.openai_api.answers import NOT_PAID, Answered, BadAnswerError, decode, read
+from components.backends.openai_api.answers import (
+    NOT_PAID,
+    Answered,
+    BadAnswerError,
+    decode,
+    read,
+    refuse_error,
+)
 from components.backends.openai_api.batch_api import BatchApi, BatchJobs
 from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError
 from components.backends.openai_api.failures import GatewayError
+from components.backends.openai_api.open_files import connections_within
 from components.backends.openai_api.pace import Pace
 from components.backends.openai_api.retries import Attempts, Retry
 from components.backends.openai_api.service import Connection, Keys, client
+from components.backends.openai_api.streaming import Assembly, Told, chunks
 from pipeline.protocols import BackendLostError, Request, spelled
 
 _LOG = logging.getLogger(__name__)
@@ -27,6 +36,7 @@ REFUSALS = (400, 403, 422)
 CHARACTERS_PER_TOKEN = 3  # a little below what texts of this kind have
 # The connection broke after the request was sent: the service may have answered, and charge it.
 BROKEN_LATE = (httpx2.ReadError, httpx2.ReadTimeout, httpx2.RemoteProtocolError)
+UNREAD = {"X-Stainless-Raw-Response": "stream"}  # the client leaves the body to `chunks`
 QUIET = ("httpx2", "openai")  # they log every request
 
 
@@ -77,7 +87,7 @@ class Sender:
             logging.getLogger(name).setLevel(logging.WARNING)
         keys = Keys(self._connection, self._place.service)
         query = {"api-version": self._place.api_version}
-        limits = (self.pace.limits.most, self._retry.timeout)
+        limits = (self.pace.bound(connections_within(self.pace.limits.most)), self._retry.timeout)
         self._client = client(self._connection, keys, self._place.url, query, limits)
         self.attempts = Attempts(self._retry, self.pace, keys.hide, self._place.service)
         if batch is not None and batch.enabled:
@@ -158,6 +168,7 @@ class Sender:
         estimate = characters / CHARACTERS_PER_TOKEN + request.cap
         body: dict[str, Any] = {}
         discarded_usd: list[float] = []
+        told = Told(request)
         num_samples = 1
 
         def write() -> None:
@@ -165,6 +176,8 @@ class Sender:
             num_samples = count()
             body.clear()
             body.update(self.dialect.body(request, num_samples, text))
+            if request.on_token is not None and (self._jobs is None or directly):
+                body.update(self.dialect.streaming())
 
         def discard(usage: Mapping[str, Any] | None, batched: bool = False) -> None:
             discarded_usd.append(self._discard(request, usage, num_samples, batched))
@@ -174,7 +187,7 @@ class Sender:
                 raise self._lost
             write()
             with _unusable(discard):
-                return await self._post(body, estimate)
+                return await self._post(body, estimate, told)
 
         while True:
             try:
@@ -187,6 +200,7 @@ class Sender:
                     for usage in unused:
                         discard(usage, True)
                 answered.discarded_usd = math.fsum(discarded_usd)
+                answered.num_told = told.num_told
                 return answered
             except GatewayError as error:
                 for usage in error.discarded:
@@ -194,12 +208,19 @@ class Sender:
                 if error.status not in REFUSALS or not self._learn(body, error):
                     raise
 
-    async def _post(self, body: dict[str, Any], estimate: float) -> Answered:
+    async def _post(self, body: dict[str, Any], estimate: float, told: Told) -> Answered:
         assert self._client is not None
         start = time.monotonic()
         path = PATHS[self.dialect.api]
-        response = await self._client.post(path, cast_to=httpx2.Response, body=body)
-        answered = read(decode(response.content))
+        response = await self._client.post(
+            path, cast_to=httpx2.Response, body=body, options={"headers": UNREAD}
+        )
+        told.restart()
+        if "event-stream" in response.headers.get("content-type", "") and body.get("stream"):
+            value = refuse_error(await Assembly(told).read(chunks(response)))
+        else:
+            value = decode(b"".join([chunk async for chunk in chunks(response)]))
+        answered = read(value)
         surplus = answered.usage.get("total_tokens", estimate) - estimate
         self.pace.succeeded(time.monotonic() - start, surplus, response.headers)
         return answered

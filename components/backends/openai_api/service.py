@@ -1,16 +1,20 @@
 """Which service is asked, and with which key. Keys are in this module's objects alone."""
 
+import base64
+import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from httpx2 import Limits, Request, Timeout
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
+from components.backends.openai_api.credentials import refuse_credentials, refuse_in_address
 from pipeline.spec import SpecError, require
 
 HIDDEN = "<key>"
-KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-portkey-api-key")
+SHORT = 8  # characters; shorter keys are hidden where they stand alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,8 @@ class Connection:
 
     `url` may hold `{endpoint}` and `{deployment}`. The key is read from the environment variable
     `key_variable` and sent in `key_header` (in `Authorization` as a bearer token). `secret_headers`
-    maps further headers to environment variables; those that are not set are left out. A `movable`
+    and `secret_query` map further headers and query parameters to environment variables; those that
+    are not set are left out. A `movable`
     service may have another address in the next attempt of the same run.
     """
 
@@ -30,16 +35,14 @@ class Connection:
     headers: dict[str, str] = field(default_factory=dict)
     secret_headers: dict[str, str] = field(default_factory=dict)
     query: dict[str, str] = field(default_factory=dict)
+    secret_query: dict[str, str] = field(default_factory=dict)
     movable: bool = False
 
     def __post_init__(self) -> None:
         """Refuse keys in the configuration, without repeating them."""
-        for name in self.headers:
-            if name.lower() in KEY_HEADERS:
-                raise SpecError(
-                    f"backend.connection.headers must not hold {name}: keys come from environment "
-                    "variables (key_variable, secret_headers), so that no file holds them"
-                )
+        refuse_credentials("backend.connection.headers", dict(self.headers))
+        refuse_credentials("backend.connection.query", dict(self.query))
+        refuse_in_address("backend.connection.url", self.url)
 
     def address(self, endpoint: str | None, deployment: str) -> str:
         """The base URL."""
@@ -48,6 +51,7 @@ class Connection:
                 "backend.endpoint must be the address of the service; set it, or the environment "
                 "variable that conf/backend reads it from"
             )
+        refuse_in_address("backend.endpoint", endpoint or "")
         address = self.url.format(endpoint=(endpoint or "").rstrip("/"), deployment=deployment)
         begins = address.startswith(("http://", "https://"))
         require(begins, "backend.endpoint", "begin with http:// or https://", address)
@@ -63,14 +67,16 @@ class Keys:
         Raises:
             SpecError: the key that the service needs is not there.
         """
-        key = os.environ.get(connection.key_variable or "", "").strip()
+        key = _secret(connection.key_variable)
         if connection.key_required and not key:
             raise SpecError(
                 f"backend={service} needs a key in the environment variable "
                 f"{connection.key_variable}: export it and run again"
             )
-        extra = {h: os.environ.get(v, "").strip() for h, v in connection.secret_headers.items()}
-        self._secrets = [secret for secret in (key, *extra.values()) if secret]
+        extra = {name: _secret(v) for name, v in connection.secret_headers.items()}
+        query = {name: _secret(v) for name, v in connection.secret_query.items()}
+        self._query = {name: value for name, value in query.items() if value}
+        self._hidden = _pattern([key, *extra.values(), *query.values()])
         self._headers = {header: value for header, value in extra.items() if value}
         if key:
             bearer = connection.key_header.lower() == "authorization"
@@ -80,12 +86,39 @@ class Keys:
         """Put the keys into the headers of a request, in place of the client's own."""
         request.headers.pop("Authorization", None)
         request.headers.update(self._headers)
+        if self._query:
+            request.url = request.url.copy_merge_params(self._query)
 
     def hide(self, text: str) -> str:
-        """`text` without any key."""
-        for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
-        return text
+        """`text` without any key, also as JSON or Base64 would write it."""
+        return self._hidden.sub(HIDDEN, text) if self._hidden else text
+
+
+def _secret(variable: str | None) -> str:
+    """What an environment variable holds.
+
+    Raises:
+        SpecError: no header can carry it.
+    """
+    value = os.environ.get(variable or "", "").strip()
+    bad = [at for at, character in enumerate(value, 1) if not "!" <= character <= "~"]
+    if bad:
+        raise SpecError(
+            f"the environment variable {variable} must hold a key of visible ASCII characters: "
+            f"character {bad[0]} of {len(value)} is none; copy the key again"
+        )
+    return value
+
+
+def _pattern(secrets: list[str]) -> re.Pattern[str] | None:
+    """Finds every form of the secrets. Short ones count between other characters than letters."""
+    forms: list[str] = []
+    for secret in filter(None, secrets):
+        coded = base64.b64encode(secret.encode()).decode().rstrip("=")
+        for form in dict.fromkeys((secret, json.dumps(secret)[1:-1], coded)):
+            alone = r"(?<![A-Za-z0-9])%s(?![A-Za-z0-9])" if len(secret) < SHORT else "%s"
+            forms.append(alone % re.escape(form))
+    return re.compile("|".join(forms)) if forms else None
 
 
 def client(
