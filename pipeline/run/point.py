@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ DATA_SETTINGS = ("data", "columns")  # of a task: where examples lie, which says
 class Point:
     """A RunSpec made ready: what will be asked, and what makes its rows what they are.
 
-    `identity` is flat: config-like keys to JSON values; `fingerprint` is its hash. `step` is the
+    `identity` is flat: config-like keys to JSON values; `fingerprint` is its hash. `grader` is the
+    hash of the task's settings without its data: rows that share it are judged alike. `step` is the
     training step.
     """
 
@@ -58,17 +59,13 @@ class Point:
     entropy: str = "exact"  # or why it is null in every row
     overrides: Sequence[str] = ()
     sources: dict[str, str] | None = None  # sampling parameter -> where its value came from
+    fingerprint: str = field(init=False)
+    grader: str = field(init=False)
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of what a row is."""
-        return digest(self.identity)
-
-    @property
-    def grader(self) -> str:
-        """Hash of the task's settings without its data: rows that share it are judged alike."""
+    def __post_init__(self) -> None:
+        """Hash once what stands in every row."""
         settings = {k: v for k, v in self.spec.task.items() if k not in DATA_SETTINGS}
-        return digest(settings)[:12]
+        self.fingerprint, self.grader = digest(self.identity), digest(settings)[:12]
 
     @property
     def folder(self) -> Path:

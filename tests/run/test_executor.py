@@ -267,6 +267,34 @@ def test_a_stop_drops_what_is_under_way_and_the_next_run_completes(tmp_path: Pat
     assert rows_of(made) == rows_of(whole)
 
 
+def test_a_spent_budget_ends_samples_that_wait_for_a_shared_pass_1(tmp_path: Path) -> None:
+    """The shared sample is refused while the others wait for it, and none of them hangs."""
+
+    class Dear(Echo):
+        def priced(self) -> bool:
+            return True
+
+        def worst_cost(self, request: Request) -> float:
+            return 0.01
+
+        def may_have_paid(self, request: Request) -> bool:
+            return False
+
+        async def generate(self, request: Request) -> Generation:
+            made = await super().generate(request)
+            made.backend_columns["cost_usd"] = 0.01
+            return made
+
+    for num_affordable in (1, 2, 5, 7):
+        folder = tmp_path / str(num_affordable)
+        limit = 0.01 * num_affordable + 0.005
+        asked = spec(folder, {"wait": WAIT}, samples=4, pass1_sample=2, budget=limit)
+        made = prepare(asked, ToyTask(), Dear(MODEL))
+        (session,) = asyncio.run(asyncio.wait_for(execute([made], Dear(MODEL)), 30))
+        assert session.status == "interrupted" and session.budget.exhausted
+        assert session.budget.spent == pytest.approx(0.01 * num_affordable)
+
+
 def test_attempts_are_counted_and_name_their_rows(tmp_path: Path) -> None:
     made = point(spec(tmp_path))
     with pytest.raises(KeyboardInterrupt):
