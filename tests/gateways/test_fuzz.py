@@ -107,6 +107,22 @@ def test_a_body_with_any_value_at_any_place_is_an_answer_or_none(body: Any) -> N
 
 
 @CHEAP
+@given(st.sampled_from(["1e400", "-1e400", "NaN", "Infinity", "1" * 400, "1" * 5000]), st.data())
+def test_a_number_that_no_row_could_hold_costs_no_answer(number: str, data: st.DataObject) -> None:
+    path = data.draw(
+        st.sampled_from(
+            [
+                ("usage", "total_tokens"),
+                ("choices", 0, "logprobs", "content", 0, "logprob"),
+                ("choices", 0, "message", "tool_calls"),
+            ]
+        )
+    )
+    body = json.dumps(with_value(CHAT, path, "NUMBER")).replace('"NUMBER"', number)
+    use(read(decode(body.encode())))
+
+
+@CHEAP
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_an_answer_or_none(data: bytes) -> None:
     try:

@@ -1,6 +1,7 @@
 """What services answer: three response shapes, and the many ways in which they are filled."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ NOT_PAID = "error"  # an error in place of an answer, under status 200
 # A service's words for a generation that it gave up, whose text is no answer of the model's.
 BROKEN_OFF = ("error", "abort", "aborted", "insufficient_system_resource")
 IMPOSSIBLE = -9999.0  # what OpenAI writes
+LONGEST_INT = 300  # digits; a longer number is no float
 
 
 class BadAnswerError(RuntimeError):
@@ -100,13 +102,27 @@ def refuse_error(value: dict[str, Any]) -> dict[str, Any]:
 def _parsed(body: bytes) -> Any:
     """JSON, also between the comments and the end mark that some gateways put around it."""
     try:
-        return json.loads(body, parse_constant=_constant)
+        return loads(body)
     except ValueError:
         lines = body.decode().splitlines()
         told = [line for line in lines if not line.startswith((":", "data: [DONE]"))]
         if len(told) == len(lines):
             raise
-        return json.loads("\n".join(told).removeprefix("data:"), parse_constant=_constant)
+        return loads("\n".join(told).removeprefix("data:"))
+
+
+def loads(text: str | bytes) -> Any:
+    """JSON, with None in place of numbers that no row could hold."""
+    return json.loads(text, parse_constant=_constant, parse_float=_float, parse_int=_int)
+
+
+def _float(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else _constant("-Infinity" if value < 0 else "")
+
+
+def _int(digits: str) -> int | None:
+    return int(digits) if len(digits) < LONGEST_INT else None
 
 
 def _constant(name: str) -> float | None:

@@ -1,13 +1,12 @@
 """Answers that come in pieces, as server-sent events, and what of them is certain on the way."""
 
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
 from openai import APIConnectionError, APITimeoutError
 
-from components.backends.openai_api.answers import BadAnswerError
+from components.backends.openai_api.answers import BadAnswerError, loads
 from components.backends.openai_api.contents import clean, text_and_reasoning
 from pipeline.protocols import Request
 
@@ -121,8 +120,7 @@ class Assembly:
             self._ended = True
             return
         try:
-            event = json.loads(data)
-            self._event(event)
+            self._event(loads(data))
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             raise BadAnswerError(f"an event of the stream is unreadable: {data[:80]!r}") from None
 
