@@ -34,7 +34,7 @@ BESIDE = ("_se", "_low", "_high")  # columns that are shown beside the value tha
 def heading(name: str) -> str:
     """A column's name for people, with its unit."""
     unit = " %" if is_share(name) else " (nats)" if name in NATS else ""
-    plain = name if name.endswith("_pct") else name.replace("_", " ")
+    plain = name if name.endswith("_pct") or "." in name else name.replace("_", " ")
     return HEADINGS.get(name, plain) + unit
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipeline.analysis.table import POINT, Table
 
 FIRST = "pass 1"
 PLACE = ("step", "temperature")
+MOST_GROUPS = 24  # sets of values of `by` that plots can choose from
 BIN, TOP = 0.1, 6.0  # nats, of histograms
 ABOUT_ERRORS = (
     "± is the standard error, samples of one example counted as one cluster; "
@@ -37,10 +39,20 @@ def labelled(table: Table) -> Table:
     return replace(table, passes=passes)
 
 
-def pooled(table: Table, kept: Sequence[str]) -> Table:
-    """The table as if its rows differed, of the columns of a point, in those of `kept` alone."""
+def pooled(table: Table, kept: Sequence[str], by: Sequence[str] = ()) -> Table:
+    """The table as if its rows differed, of the columns of a point, in those of `kept` alone.
+
+    `by` are the columns of the data and of a sweep that still tell rows apart.
+    """
     rows = table.rows.assign(**{name: "" for name in POINT if name not in kept})
-    return replace(table, rows=rows, by=())
+    return replace(table, rows=rows, by=tuple(by))
+
+
+def groupings(table: Table) -> list[tuple[str, ...]]:
+    """The columns that plots tell rows apart by: none, and all of `by` if their values are few."""
+    by = list(table.by)
+    few = bool(by) and len(table.rows[by].drop_duplicates()) <= MOST_GROUPS
+    return [(), tuple(by)] if few else [()]
 
 
 def points(table: Table) -> list[Line]:
@@ -49,32 +61,46 @@ def points(table: Table) -> list[Line]:
     `place` names what a point is at.
     """
     found: list[Line] = []
-    for place in (PLACE, PLACE[:1], PLACE[1:], ()):
-        frame = estimates.accuracy(pooled(table, ["task", "model", *place]))
+    places = (PLACE, PLACE[:1], PLACE[1:], ())
+    for place, by in product(places, groupings(table)):
+        frame = estimates.accuracy(pooled(table, ["task", "model", *place], by))
         for line in plain(frame):
             line |= {"place": list(place), "rows": line["entropy_rows"] or line["accuracy_rows"]}
-            found.append(_named(line))
+            found.append(_named(line, by))
     return found
 
 
 def flips(table: Table) -> list[Line]:
     """What became of right and wrong rows under each cue, over all steps and temperatures."""
-    return [_named(line) for line in plain(estimates.flips(pooled(table, ["task", "model"])))]
+    return [
+        _named(line, by)
+        for by in groupings(table)
+        for line in plain(estimates.flips(pooled(table, ["task", "model"], by)))
+    ]
 
 
 def histograms(table: Table) -> list[Line]:
     """Counts of rows by their mean entropy, right and wrong ones apart."""
-    found = []
+    found: list[Line] = []
     edges = np.arange(0, TOP + BIN / 2, BIN)
-    keys = ["task", "model", "cue", "correct"]
-    for values, group in table.joined().groupby(keys, observed=True, dropna=False):
+    for by in groupings(table):
+        found += _histograms_by(table, by, edges)
+    return found
+
+
+def _histograms_by(table: Table, by: Sequence[str], edges: Any) -> list[Line]:
+    found = []
+    keys = ["task", "model", *by, "cue", "correct"]
+    columns = ["cue", "correct", "entropy"]
+    joined = table.joined(columns, by=["task", "model", *by])
+    for values, group in joined.groupby(keys, observed=True, dropna=False):
         counts, _ = np.histogram(group["entropy"].dropna().clip(upper=TOP - BIN / 2), edges)
         if counts.any():
             line = python_values(dict(zip(keys, values, strict=True)))
             right = None if line["correct"] is None else bool(line["correct"])
             last = int(np.flatnonzero(counts)[-1]) + 1
             counted = {"right": right, "width": BIN, "counts": counts[:last].tolist()}
-            found.append(_named(line) | counted)
+            found.append(_named(line, by) | counted)
     return found
 
 
@@ -86,14 +112,14 @@ def labels(table: Table) -> list[str]:
 
 def tables(named: Sequence[tuple[str, Table]]) -> Iterator[Line]:
     """Every table of the report, over all its runs."""
-    by = named[0][1].by
+    by = [name for name in named[0][1].by if all(name in table.by for _, table in named)]
     if len(named) > 1:
         paired, matched = compared(named[0][1], named[1][1])
         about = f"{matched} {_PAIRED}"
         titled = {"title": "The runs on the same samples", "about": about}
         yield titled | as_shown(paired, ["task", *by])
     kept = [name for name in POINT if _tells(named, name) or name == "task"]
-    kept += by
+    kept += dict.fromkeys(name for _, table in named for name in table.by)
     for title, about, make in (
         ("Passes: means over samples", ABOUT_ERRORS, estimates.passes),
         ("avg@k, pass@k, maj@k: means over examples", _AT_K, at_k),
@@ -148,8 +174,8 @@ def as_shown(frame: pd.DataFrame, kept: Sequence[str]) -> Line:
     return {"columns": ["pass" if n == "cue" else cells.heading(n) for n in names], "rows": lines}
 
 
-def _named(line: Line) -> Line:
-    """`group`: the task, with its model; `label`: pass 1 or the cue."""
-    parts = [line["task"], line["model"]]
+def _named(line: Line, by: Sequence[str] = ()) -> Line:
+    """`group`: the task, its model, and the values of `by`; `label`: pass 1 or the cue."""
+    parts = [line["task"], line["model"], *(f"{name}={line[name]}" for name in by)]
     group = " · ".join(str(part) for part in parts if part not in (None, ""))
     return line | {"group": group or "all rows", "label": line["cue"]}

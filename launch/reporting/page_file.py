@@ -1,13 +1,14 @@
 """Puts the numbers and samples of runs into the one file of the report."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from launch.reporting import charts, html_file
+from launch.reporting.provenance import facts, provenance, swept
 from launch.reporting.rows import pack
 from launch.reporting.runs import PromptPieces, configs, difference
 from launch.rows.stored_task import StoredTasks
@@ -42,11 +43,28 @@ def read(number: int, roots: Sequence[str], limit: int, by: Sequence[str] = ()) 
 
     Which examples does not depend on the run, so that two runs can be compared.
     """
-    table = load(find(roots), by=by).with_rows()
+    table = by_swept_keys(load(find(roots), by=by).with_rows())
     order = table.rows.sort_values(["example", "sample", "step", "temperature"], kind="stable")
     wanted = table.rows.index.isin(order.index[:limit])
     shown = table.keep(pd.Series(wanted, table.rows.index))
     return Side(number, ", ".join(Path(root).name for root in roots), list(roots), table, shown)
+
+
+def by_swept_keys(table: Table) -> Table:
+    """The table grouped as well by the keys of the configuration that a sweep changed.
+
+    A seed is such a key. Each becomes a column of the rows, unless they have one of that name.
+    """
+    parents = [file.path.parent for file in table.files]
+    columns = swept(parents)
+    number = table.rows["file"].to_numpy()
+    added = {
+        name: [values[file] for file in number]
+        for name, values in columns.items()
+        if name not in table.rows
+    }
+    by = dict.fromkeys([*table.by, *columns])
+    return replace(table, rows=table.rows.assign(**added), by=tuple(by))
 
 
 class Pieces:
@@ -107,7 +125,7 @@ class Pieces:
             "runs": [_about(side) for side in self.sides],
             "passes": list(labels),
             "chunk": CHUNK,
-            "by": list(self.sides[0].table.by),
+            "by": list(dict.fromkeys(name for side in self.sides for name in side.table.by)),
             "rows": self.lines,
             "charts": found,
             "tables": list(charts.tables(named)),
@@ -137,7 +155,10 @@ class Pieces:
 
 def _about(side: Side) -> dict[str, Any]:
     counts = {"rows": len(side.table.rows), "shown": len(side.shown.rows)}
-    return {"name": side.name, "roots": side.roots} | counts
+    parents = side.table.rows["file"].map(lambda file: side.table.files[file].path.parent)
+    in_folder = parents.value_counts()
+    found = [facts(folder, int(in_folder.get(folder, 0))) for folder in side.folders]
+    return {"name": side.name, "roots": side.roots, "provenance": provenance(found)} | counts
 
 
 def write_report(

@@ -84,12 +84,21 @@ def _texts(name: str, fields: Fields, first: Fields) -> dict[str, Any]:
         "output": output,
         "shown": _shown(fields, first),
         "answer_at": answer_start(output, end),
-        "tags": [list(match.span()) for match in TAGS.finditer(output)],
+        "tags": [
+            [*match.span(), is_forced(match.span(), segments)] for match in TAGS.finditer(output)
+        ],
+        "has_think": "think" in segments,
         "cue_text": fields.get("cue_text"),
         "cue": cue,
         "marks": list(markers(output[start:end], start, cue[1] - start if cue else 0)),
         "fields": _scalars(fields, SHOWN_ELSEWHERE),
     }
+
+
+def is_forced(span: tuple[int, int], segments: Mapping[str, Sequence[int]]) -> bool:
+    """Whether the pipeline wrote a tag: it lies in no segment of what the model generated."""
+    inside = any(begin <= span[0] and span[1] <= end for begin, end in segments.values())
+    return bool(segments) and not inside
 
 
 def _shown(fields: Fields, first: Fields) -> str | None:

@@ -23,7 +23,11 @@ def test_the_demo_becomes_a_report_with_one_command(tmp_path: Path) -> None:
     with opened(tmp_path / "profile") as browser:
         open_page(browser, page, "summary")
         headings = [h.text for h in every(browser, "#panel-summary h2")]
-        assert {"Passes", "Flips", "avg@k, pass@k, maj@k", "Seed S0's table"} <= set(headings)
+        at_k = "avg@k, pass@k, maj@k: means over examples"
+        assert {"Passes: means over samples", "Flips", at_k, "By step"} <= set(headings)
+        facts = {f.text: f for f in every(browser, ".provenance dt")}
+        named = {"model", "dtype", "device", "decoder", "rows", "fingerprint", "versions", "begun"}
+        assert named <= set(facts)
         sample = open_sample(browser, page, 0)
         passes = every(sample, ".pass")
         assert len(passes) == 4

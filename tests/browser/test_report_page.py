@@ -1,5 +1,6 @@
 """The report page in headless Chromium; REPORT_SCREENSHOTS=FOLDER keeps pictures to look at."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.browser.driving import (
     wait,
 )
 from tests.browser.runs import BOARD, HOSTILE, write_run
+from tests.fakes.stored_rows import write_rows
 
 
 @pytest.fixture(scope="module")
@@ -264,3 +266,47 @@ def test_every_text_is_readable(browser: Browser, pages: dict[str, Path], scheme
     assert pairs
     assert {text: ratio for text, ratio in pairs if ratio < 4.5} == {}
     screenshot(browser, scheme)
+
+
+def test_samples_are_filtered_by_swept_keys_and_columns_of_the_data(
+    browser: Browser, tmp_path: Path
+) -> None:
+    for seed in (1, 2):
+        folder = tmp_path / f"seed{seed}"
+        rows: list[dict[str, Any]] = [
+            {"example_id": str(i), "sample_idx": 0, "metadata": {"subject": "ab"[i % 2]}}
+            | {"task": "t", "step": 0, "pass1": {"is_correct_pred": True, "output": "plain"}}
+            for i in range(6)
+        ]
+        write_rows(folder / "step0000_test.jsonl", rows)
+        stored = {"step": 0, "rows_wanted": 8, "overrides": [f"run.seed={seed}"], "attempts": []}
+        stored["spec"] = {"model": {"path": "org/model"}, "run": {"seed": seed}}
+        (folder / "run.json").write_text(json.dumps(stored))
+    page = tmp_path / "r.html"
+    arguments = [str(tmp_path), "-o", str(page), "--by", "subject"]
+    assert report.main(arguments) == 0
+    open_page(browser, page, "summary")
+    facts = one(browser, ".provenance").text
+    assert "org/model" in facts and "6 of 8" in facts
+    screenshot(browser, "provenance")
+    sample = open_sample(browser, page, 0)
+    assert [h.text for h in every(sample, "h4")] == ["OUTPUT"]
+    one(browser, "[id='filter-by-subject'] option[value='a']").click()
+    wait(lambda: one(browser, "#count").text == "6 of 12 samples")
+    one(browser, "[id='filter-by-run.seed'] option[value='2']").click()
+    wait(lambda: one(browser, "#count").text == "3 of 12 samples")
+    open_page(browser, page, "plots")
+    wait(lambda: every(browser, "#plot-passes .bars .point"))
+    assert not any(f.is_displayed() for f in every(browser, "#plot-accuracy-step"))
+
+
+def test_a_phone_shows_the_whole_config(browser: Browser, pages: dict[str, Path]) -> None:
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    for name in ("big", "two"):
+        open_page(browser, pages[name], "configs")
+        assert all(
+            c.rect["x"] + c.rect["width"] <= 390 for c in every(browser, "#panel-configs td")
+        )
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+        screenshot(browser, f"phone-{name}")

@@ -115,7 +115,7 @@ def test_tokens_cue_and_markers_lie_where_the_page_looks_for_them() -> None:
     assert output[slice(*texts["cue"])] == "Wait, let me reconsider. "
     names = {name: output[begin:end] for name, begin, end in texts["marks"]}
     assert names["reconsider_exact"] == "wait, let me reconsider"
-    assert [output[slice(*tag)] for tag in texts["tags"]] == [
+    assert [output[slice(*tag[:2])] for tag in texts["tags"]] == [
         "<think>",
         "</think>",
         "<answer>",
@@ -261,3 +261,48 @@ def test_tables_and_rows_are_grouped_by_a_column_of_the_data(tmp_path: Path) -> 
     lines = [dict(zip(passes["columns"], line, strict=True)) for line in passes["rows"]]
     assert [(line["subject"], line["rows"]) for line in lines] == [("a", 3), ("b", 3)]
     assert all(line["accuracy %"] == "100.0 [43.9, 100.0]" for line in lines)
+
+
+def test_the_first_screen_says_where_rows_come_from(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        folder = tmp_path / f"seed{seed}"
+        row = {"example_id": "e", "sample_idx": 0, "step": 0, "task": "t", "seed": seed}
+        write_rows(folder / "step0000_test.jsonl", [row | {"pass1": {"is_correct_pred": True}}])
+        attempt = {"attempt": 1, "status": "complete", "start": "2026-01-02", "end": "2026-01-03"}
+        attempt |= {"python": "3.11", "versions": {"torch": "2"}, "git": "abc" * 10}
+        attempt["backend"] = {"device": "cpu", "dtype": "float32", "decoder": "slots"}
+        spec = {"model": {"path": "org/<b>m", "revision": "r1"}, "run": {"seed": seed}}
+        overrides = ["task=t", f"run.seed={seed}", f"sampling.top_p=0.{seed}", f"run.name={seed}"]
+        stored = {"fingerprint": "f" * 64, "step": 0, "rows_wanted": 4, "spec": spec}
+        stored |= {"overrides": overrides, "attempts": [attempt]}
+        (folder / "run.json").write_text(json.dumps(stored))
+    page = tmp_path / "r.html"
+    assert report.main([str(tmp_path), "-o", str(page)]) == 0
+    index = unpacked(page)["index"]
+    found = index["runs"][0]["provenance"]
+    shared = dict(found["shared"])
+    assert (shared["model"], shared["revision"], shared["dtype"]) == ("org/<b>m", "r1", "float32")
+    assert (shared["device"], shared["decoder"], shared["rows"]) == ("cpu", "slots", "1 of 4")
+    assert shared["versions"] == "python 3.11, torch 2" and shared["fingerprint"] == "f" * 12
+    assert (shared["begun"], shared["ended"], shared["commit"]) == (
+        "2026-01-02",
+        "2026-01-03",
+        "abc" * 4,
+    )
+    seeds = found["columns"].index("seed")
+    assert [line[seeds] for line in found["rows"]] == ["1", "2"]
+    assert index["by"] == ["run.seed", "sampling.top_p"]
+    groups = [{"run.seed": str(s), "sampling.top_p": f"0.{s}"} for s in (1, 2)]
+    assert [row["groups"] for row in index["rows"]] == groups
+    bars = {p["group"] for p in index["charts"]["points"]}
+    assert "t · run.seed=1 · sampling.top_p=0.1" in bars and "t" in bars
+    passes = next(t for t in index["tables"] if t["title"].startswith("Passes"))
+    assert {"run.seed", "sampling.top_p"} <= set(passes["columns"])
+
+
+def test_tags_that_the_pipeline_wrote_are_told_from_the_models_own() -> None:
+    texts = pack({"problem": "q", "pass1": a_pass("one two <answer>", None)}).texts["passes"][0]
+    written = [(texts["output"][begin:end], forced) for begin, end, forced in texts["tags"]]
+    assert ("<think>", True) in written and ("</answer>", True) in written
+    assert ("<answer>", False) in written
+    assert texts["has_think"]

@@ -51,16 +51,17 @@ function shown(value) {
   if (!isKnown(value)) return "–";
   if (typeof value === "string") return value;
   if (typeof value !== "number") return JSON.stringify(value);
-  return Number.isInteger(value) ? String(value) : String(+value.toPrecision(5));
+  return Number.isInteger(value) ? String(value) : String(+value.toPrecision(4));
 }
 
-// A number, or one beside its error.
+// A number, or one beside its error or interval.
 const isNumber = (cell) =>
-  typeof cell === "number" || (typeof cell === "string" && cell.includes(" ± "));
+  typeof cell === "number" || (typeof cell === "string" && / ± |^[\d.]+ \[[\d., ]+\]$/.test(cell));
 
-function tableCell(cell) {
+function tableCell(cell, name) {
   const long = String(cell).length > 60;
-  return make("td", { className: isNumber(cell) ? "number" : long ? "long" : "" }, shown(cell));
+  const className = isNumber(cell) ? "number" : long ? "long" : "";
+  return make("td", { className, "data-name": name }, shown(cell));
 }
 
 function table(columns, rows, caption) {
@@ -68,7 +69,7 @@ function table(columns, rows, caption) {
   const heads = columns.map((name, i) =>
     make("th", { scope: "col", className: numeric[i] ? "number" : "" }, name),
   );
-  const lines = rows.map((row) => make("tr", {}, row.map(tableCell)));
+  const lines = rows.map((row) => make("tr", {}, row.map((cell, i) => tableCell(cell, columns[i]))));
   return make(
     "div",
     { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption },

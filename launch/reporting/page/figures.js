@@ -47,7 +47,7 @@ function curves(index, points, x, y) {
       error_y: errorBars(here, y, colour),
       line: { color: colour, dash: DASHES[run] },
       marker: { size: 7 },
-      hovertemplate: `%{y:.4f} at ${x} %{x}<br>%{customdata} rows<extra>%{fullData.name}</extra>`,
+      hovertemplate: `${y === "accuracy" ? "%{y:.1%}" : "%{y:.3f}"} at ${x} %{x}<br>%{customdata} rows<extra>%{fullData.name}</extra>`,
     };
   });
 }
@@ -66,7 +66,7 @@ function bars(index, points, ink) {
       customdata: here.map((p) => p.rows),
       error_y: errorBars(here, "accuracy", ink),
       marker: { color: colours, opacity: run ? 0.55 : 0.9, pattern: hatch(run) },
-      hovertemplate: "%{x}: %{y:.2%} of %{customdata} rows<extra>%{fullData.name}</extra>",
+      hovertemplate: "%{x}: %{y:.1%} of %{customdata} rows<extra>%{fullData.name}</extra>",
     };
   });
 }
@@ -83,7 +83,7 @@ function histograms(index, chosen) {
         y: h.counts,
         width: h.width,
         marker: { color: colour, opacity: h.run ? 0.4 : 0.75, pattern: hatch(h.run) },
-        hovertemplate: "%{y} rows near %{x:.2f} nats<extra>%{fullData.name}</extra>",
+        hovertemplate: "%{y} rows near %{x:.3f} nats<extra>%{fullData.name}</extra>",
       };
     });
 }
@@ -114,7 +114,7 @@ function flipSentence(flip) {
     `${flip.wrong_wrong} stayed wrong`,
   ];
   if (!isKnown(flip.p_signs)) return counts.join(", ");
-  const p = flip.p_signs < 1e-4 ? flip.p_signs.toExponential(1) : flip.p_signs.toFixed(4);
+  const p = +flip.p_signs.toPrecision(2);
   return `${counts.join(", ")}; p = ${p} (exact, sign flips by example)`;
 }
 

@@ -62,6 +62,7 @@ function chosenRows(index, state) {
       same(state.task, row.task) &&
       same(state.step, String(row.step)) &&
       same(state.temperature, String(row.temperature)) &&
+      index.by.every((name) => same(state[groupChoice(name)], groupOf(row, name))) &&
       (state.cue === "" || row.passes.some((pass) => pass.cue === state.cue)) &&
       outcome(row, state.outcome, state.cue) &&
       disagrees(row, index.rows[index.twin[number]], state.disagree) &&
@@ -84,6 +85,14 @@ function inOrder(index, numbers, state) {
   return numbers.sort((a, b) => (value(a) === value(b) ? a - b : sign * (value(a) - value(b))));
 }
 
+// Columns of the data (--by) and swept keys; a row without the column is listed under a dash.
+const groupChoice = (name) => `by-${name}`;
+const groupOf = (row, name) => (isKnown(row.groups?.[name]) ? String(row.groups[name]) : "–");
+const groupValues = (index, name) =>
+  [...new Set(index.rows.map((row) => groupOf(row, name)))]
+    .sort((a, b) => a.localeCompare(b, undefined, { numeric: true }))
+    .map((value) => [value, value]);
+
 const valuesOf = (index, name) =>
   [...new Set(index.rows.map((row) => row[name]))]
     .filter(isKnown)
@@ -99,6 +108,7 @@ function choices(index) {
     ["Task", "task", [["", "all tasks"], ...valuesOf(index, "task")]],
     ["Step", "step", [["", "all steps"], ...valuesOf(index, "step")]],
     ["Temperature", "temperature", [["", "all temperatures"], ...valuesOf(index, "temperature")]],
+    ...index.by.map((name) => [name, groupChoice(name), [["", "all"], ...groupValues(index, name)]]),
     ["Cue", "cue", [["", "all cues"], ...cues]],
     ["Outcome", "outcome", OUTCOMES],
     ["Order", "order", ORDERS],

@@ -59,6 +59,9 @@ function answers(line, pass, texts) {
   );
 }
 
+// Only output with tags, or with phases of those names, says what is thought and what is answered.
+const isTagged = (pass) => pass.tags.length > 0 || isKnown(pass.answer_at) || pass.has_think;
+
 function passBlock({ row, texts, tokens, prompts }, i, tip) {
   const [line, pass, series] = [row.passes[i], texts.passes[i], tokens[i]];
   const name = passName(line, i);
@@ -76,7 +79,7 @@ function passBlock({ row, texts, tokens, prompts }, i, tip) {
     answers(line, pass, texts),
     facts(line, pass),
     details("Prompt", messages(prompts, row.prompt, pass, earlier)),
-    block("Think", [0, split]),
+    split > 0 ? block(isTagged(pass) ? "Think" : "Output", [0, split]) : null,
     split < end ? block("Answer", [split, end]) : null,
     details("All fields", table(["field", "value"], fields, "Fields of this pass")),
   );

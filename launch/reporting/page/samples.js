@@ -2,7 +2,8 @@
 function whereOf(index, row) {
   const run = index.runs.length > 1 ? `${index.runs[row.run].name} · ` : "";
   const place = `step ${shown(row.step)} · T ${shown(row.temperature)} · #${shown(row.sample)}`;
-  return `${run}${shown(row.task)} · ${row.example} · ${place}`;
+  const groups = index.by.map((name) => ` · ${name} ${groupOf(row, name)}`).join("");
+  return `${run}${shown(row.task)} · ${row.example} · ${place}${groups}`;
 }
 
 function listed(index, number) {
@@ -15,7 +16,7 @@ function listed(index, number) {
     span("verdicts", verdicts),
     span("title", row.title || row.example),
     span("where", whereOf(index, row)),
-    span("entropy", fixed(row.passes[0]?.entropy, 2)),
+    span("entropy", fixed(row.passes[0]?.entropy, 3)),
   ];
 }
 

@@ -4,6 +4,7 @@ const RUN_COLUMNS = ["run", "rows", "rows in the samples tab", "read from"];
 function showSummary(panel, index) {
   const runs = index.runs.map((run) => [run.name, run.rows, run.shown, run.roots.join(", ")]);
   panel.append(make("h2", {}, "Runs"), table(RUN_COLUMNS, runs, "Runs in this report"));
+  for (const run of index.runs) panel.append(...provenance(run, index.runs.length > 1));
   for (const note of index.notes) panel.append(make("p", { className: "note" }, note));
   for (const found of index.tables) {
     panel.append(make("h2", {}, found.title), about(found.about));
@@ -16,6 +17,19 @@ function showSummary(panel, index) {
   const licences = details("Libraries in this file and their licences", ...notices);
   licences.className = "licences";
   panel.append(licences);
+}
+
+// Where rows come from: facts that all folders share, then a table of those that differ.
+function provenance({ name, provenance: { shared, columns, rows } }, named) {
+  const items = shared.map(([fact, value]) =>
+    make("div", {}, make("dt", {}, fact), make("dd", {}, value)),
+  );
+  const title = named ? `Where the rows of ${name} come from` : "Where the rows come from";
+  return [
+    make("h2", {}, title),
+    make("dl", { className: "facts provenance" }, items),
+    columns.length ? table(columns, rows, title) : null,
+  ].filter(Boolean);
 }
 
 // The configs tab: every key of the run, or what differs between two.

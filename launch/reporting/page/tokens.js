@@ -38,7 +38,11 @@ function marksOf(pass) {
   return [
     ...pass.marks.map(([name, ...span]) => mark(span, "marker", `marker ${name}`)),
     ...(pass.cue ? [mark(pass.cue, "cue", "injected cue")] : []),
-    ...pass.tags.map((span) => mark(span, "tag", "tag")),
+    ...pass.tags.map(([begin, end, isForced]) =>
+      isForced
+        ? mark([begin, end], "tag forced", "tag that the pipeline wrote")
+        : mark([begin, end], "tag", "tag that the model wrote"),
+    ),
   ];
 }
 

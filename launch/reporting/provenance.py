@@ -1,0 +1,89 @@
+"""Where rows come from: what run.json says of each folder, and the keys that a sweep changed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.reporting.runs import dotted_keys, record
+from pipeline.store.run_record import attempts_of
+
+Facts = dict[str, Any]
+SHORT = 12  # characters of a fingerprint or commit
+# Keys that name folders or share out the work, and those that rows have columns of their own for.
+OWN_COLUMNS = ("task", "model", "model.step", "sampling.temperature")
+PLACES = ("run.name", "run.root", "run.dir", "run.shard", "run.shards", "run.wait")
+
+
+def facts(folder: Path, num_rows: int) -> Facts:
+    """What is known of the run in a folder, by the names that the report shows it under.
+
+    A fact that the folder does not hold is left out. `num_rows` is how many rows were read from it.
+    """
+    stored = record(folder)
+    if stored is None:
+        return {"folder": folder.name, "rows": str(num_rows)}
+    spec, attempts = stored.get("spec", {}), attempts_of(folder)
+    last: Mapping[str, Any] = attempts[-1] if attempts else {}
+    backend = last.get("backend") or {}
+    model = spec.get("model") or {}
+    known = {
+        "folder": "/".join(folder.parts[-2:]),
+        "model": model.get("path") or model.get("name"),
+        "revision": model.get("revision"),
+        "step": stored.get("step"),
+        "dtype": backend.get("dtype") or (spec.get("quantization") or {}).get("dtype"),
+        "device": backend.get("device"),
+        "decoder": backend.get("decoder"),
+        "seed": (spec.get("run") or {}).get("seed"),
+        "rows": f"{num_rows} of {stored.get('rows_wanted', 'an unknown number')}",
+        "state": last.get("status"),
+        "begun": attempts[0].get("start") if attempts else None,
+        "ended": last.get("end"),
+        "fingerprint": str(stored.get("fingerprint") or "")[:SHORT],
+        "commit": str(last.get("git") or "")[:SHORT],
+        "versions": _versions(last),
+    }
+    return {name: str(value) for name, value in known.items() if value not in (None, "")}
+
+
+def _versions(attempt: Mapping[str, Any]) -> str:
+    python = {"python": attempt["python"]} if attempt.get("python") else {}
+    return ", ".join(f"{name} {v}" for name, v in (python | attempt.get("versions", {})).items())
+
+
+def provenance(found: Sequence[Facts]) -> Facts:
+    """Facts of several folders: those that all share, and a table of those that differ.
+
+    `shared` holds pairs of name and value; `columns` and `rows` are the table, a row per folder.
+    """
+    names = list(dict.fromkeys(name for one in found for name in one))
+    differing = [n for n in names if len({one.get(n) for one in found}) > 1]
+    shared = [[n, found[0][n]] for n in names if n not in differing]
+    rows = [[one.get(n) for n in differing] for one in found]
+    return {"shared": shared, "columns": differing, "rows": rows}
+
+
+def swept(folders: Sequence[Path]) -> dict[str, list[str]]:
+    """The keys of overrides that differ between folders, with the value that each folder has.
+
+    Keys that rows have columns of their own for are left out, as are those that name folders.
+    A folder whose overrides do not name a key has the value of its spec, or `default`.
+    """
+    records = [record(folder) or {} for folder in folders]
+    given = [dict(_split(text) for text in one.get("overrides") or ()) for one in records]
+    keys = dict.fromkeys(key for one in given for key in one)
+    specs = [dotted_keys(one.get("spec", {})) for one in records]
+    found = {}
+    for key in keys:
+        if key in (*OWN_COLUMNS, *PLACES):
+            continue
+        pairs = zip(given, specs, strict=True)
+        values = [one.get(key, str(spec.get(key, "default"))) for one, spec in pairs]
+        if len(set(values)) > 1:
+            found[key] = values
+    return found
+
+
+def _split(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key.lstrip("+"), value
