@@ -1,6 +1,6 @@
 """Rethink from Python: compose a run as the command line does, run it, or talk to its backend.
 
-    from launch.api import compose, open_backend, run
+    from launch.api import compose, load, open_backend, run
 
     setup = compose("task=crossword", "backend=echo", "run.limit=4")
     outcome = run(setup)
@@ -8,6 +8,9 @@
 
     async with open_backend(setup) as backend:
         generation = await backend.generate(request)
+
+    with load("smollm2", "quantization=fp32", "sampling.max_new_tokens=20") as model:
+        model.generate("Why is the sky blue?").text
 
 All of it works in a script and in a notebook, whose event loop is left alone. What is wrong is
 raised as `SpecError`, which names the config key, or as `StoreError`.
@@ -26,11 +29,12 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.config.command_line import check_choices, check_names, error_sentence
+from launch.config.command_line import arguments, check_choices, check_names, error_sentence
 from launch.config.compose import build_backend, build_point, register_schema
 from launch.config.setup import RunSetup, setup_of
 from launch.config.words import CONF
 from launch.running.here import ENDING, PointsOutcome, run_ready
+from launch.talk.session import Session, TalkSpec
 from pipeline.protocols import Backend
 from pipeline.run.point import Point
 from pipeline.spec import SpecError
@@ -72,8 +76,10 @@ class RunOutcome:
         return load(find([self.folder]), workers=1)
 
 
-def compose(*overrides: str, conf: Path = CONF) -> RunSetup:
+def compose(*overrides: str, conf: Path = CONF, name: str = "config") -> RunSetup:
     """The run of a command line such as `"task=math", "sampling.temperature=0.3"`.
+
+    `name` is the file in `conf` that says which groups there are.
 
     Raises:
         SpecError: what `python launch/run.py` would refuse, in the same words.
@@ -83,7 +89,7 @@ def compose(*overrides: str, conf: Path = CONF) -> RunSetup:
     check_choices(overrides)
     try:
         with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
-            config = compose_config("config", list(overrides), return_hydra_config=True)
+            config = compose_config(name, list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise SpecError(error_sentence(error)) from error
     choices = dict(config.hydra.runtime.choices)
@@ -95,6 +101,30 @@ def compose(*overrides: str, conf: Path = CONF) -> RunSetup:
 def open_backend(setup: RunSetup) -> Backend:
     """The backend of a run, to be entered with `async with`, which loads it. Raises SpecError."""
     return build_backend(setup.spec)
+
+
+def load(model: str, *overrides: str) -> Session:
+    """A model to talk to, loaded when it is entered with `with` or `async with`.
+
+    A prompt is asked as `task=prompts` asks it, so that greedy text is that of a run.
+
+    Args:
+        model: a name of conf/model, or a folder, file or hub id.
+        overrides: as on the command line, such as `"quantization=fp32"`, `"mode=completion"`.
+
+    Raises:
+        SpecError: names the config key of what is wrong.
+    """
+    there = (CONF / "model" / f"{model}.yaml").exists()
+    chosen = [f"model={model}"] if there else ["model=local", f"model.path={quoted_path(model)}"]
+    setup = compose(*chosen, *arguments(overrides), name="chat")
+    assert isinstance(setup.spec, TalkSpec)
+    return Session(setup.spec, open_backend(setup), setup.spec.mode == "completion")
+
+
+def quoted_path(path: str) -> str:
+    """A path as the value of an override, whatever characters it holds."""
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def point_of(setup: RunSetup, backend: Backend) -> Point:

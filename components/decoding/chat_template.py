@@ -59,12 +59,12 @@ class ChatTemplate:
         """The prompt in order: text, generations, and never two texts in a row.
 
         A tag such as `<think>` that the template opens by itself is not opened again by the text
-        that follows it.
+        that follows it. A prompt without messages is text to be continued, and no template is used.
 
         Raises:
             SpecError: the template refuses the messages or loses a turn.
         """
-        if self._text is None:
+        if self._text is None or not prompt.messages:
             pieces = (piece for turn in prompt.messages for piece in (*turn.content, _BETWEEN))
             return list(_merged([*pieces, *prompt.prefill]))
         return list(_merged(self._templated(prompt)))
@@ -74,6 +74,8 @@ class ChatTemplate:
 
         `runs` has accepted the prompt before.
         """
+        if not prompt.messages:
+            return list(_merged(prompt.prefill))
         if self._text is None:
             return list(_merged([_BETWEEN, *prompt.prefill]))
         messages = _folded(prompt.messages) if self._folds else list(prompt.messages)

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.config import cluster
 from launch.config.command_line import check_choices, check_names, error_sentence
 from launch.config.words import CONF
+from launch.talk.session import TalkSpec
 from pipeline.protocols import Backend, Phase, Quantization, Task
 from pipeline.run.phases import cap_key
 from pipeline.run.point import Point, prepare
@@ -60,6 +61,7 @@ def register_schema() -> None:
     """Make `run_spec` and the clusters' options known to Hydra; called before composition."""
     cluster.register()
     ConfigStore.instance().store(name="run_spec", node=RunSpec)
+    ConfigStore.instance().store(name="talk_spec", node=TalkSpec)
 
 
 def to_spec(config: DictConfig) -> RunSpec:
