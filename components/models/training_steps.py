@@ -10,6 +10,7 @@ from pipeline.spec import MissingCheckpointError, SpecError
 
 _STEP_FOLDER = re.compile(r"(?:checkpoint|global_step|step)[-_]?(\d+)")
 _BEST_FOLDERS = ("best", "best_model")
+_BEST_FILE = "checkpoint-best.pt"
 _STATE = "trainer_state.json"
 
 
@@ -77,7 +78,23 @@ def _best(series: Path, steps: dict[int, Path]) -> Pick:
                 rule = f"have a number for rows to hold: write global_step into {folder / _STATE}"
                 raise SpecError(f"model.step=best must {rule}, or set model.path={folder}")
             return Pick(int(number), str(folder))
+    if (series / _BEST_FILE).is_file():
+        return _best_file(series / _BEST_FILE)
     raise _missing(series, steps, "best")
+
+
+def _best_file(file: Path) -> Pick:
+    """A training checkpoint that is called the best: a link to one by its step, or a copy."""
+    number = _step_of(file.resolve().stem)
+    if number is None:
+        from components.models.converters.state_dicts import read_pickle  # imports torch
+
+        saved = read_pickle(file)
+        number = saved.get("step") if isinstance(saved, dict) else None
+    if not isinstance(number, int):
+        rule = f"have a number for rows to hold, and {file} has no step"
+        raise SpecError(f"model.step=best must {rule}: set model.path={file}")
+    return Pick(number, str(file))
 
 
 def _named_best(series: Path, steps: dict[int, Path]) -> int | None:

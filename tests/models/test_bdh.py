@@ -9,14 +9,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from components.models.architectures import bdh
 from components.models.architectures.bdh import BdhConfig, BdhForCausalLM
 from components.models.architectures.byte_tokenizer import byte_tokenizer
 from components.models.architectures.outputs import CACHE, cache_of
+from components.models.checkpoint import prepare, resolve
 from components.models.converters.bdh import convert
 from components.models.foreign_checkpoints import foreign_kind
-from pipeline.spec import SpecError
+from pipeline.spec import ModelSpec, SpecError
 
 SIZES = {"n_layer": 3, "n_embd": 32, "n_head": 4, "mlp_internal_dim_multiplier": 16}
 
@@ -181,6 +183,32 @@ def test_a_training_checkpoint_loads_by_its_file(tmp_path: Path) -> None:
     assert sorted(state) == ["decoder", "embed.weight", "encoder", "encoder_v", "lm_head"]
     with pytest.raises(SpecError, match=r"checkpoint-0001000\.pt: choose one with model\.step"):
         convert(folder)
+
+
+@pytest.mark.parametrize(
+    ("step", "linked", "number"),
+    [(1000, True, 1000), ("latest", True, 1000), ("best", False, 1000)],
+)
+def test_training_checkpoints_are_found_by_their_step(
+    tmp_path: Path, step: Any, linked: bool, number: int
+) -> None:
+    folder = folder_of(model(), tmp_path / "run", "training")
+    best, file = folder / "checkpoint-best.pt", folder / "checkpoint-0001000.pt"
+    best.symlink_to(file.name) if linked else file.rename(best)
+    spec = ModelSpec(name="bdh", path=str(folder), step=step)
+    ready = prepare(resolve(spec, tmp_path / "cache"), tmp_path / "cache")
+    assert ready.step == number
+    loaded = AutoModelForCausalLM.from_pretrained(ready.weights.location)
+    assert isinstance(loaded, BdhForCausalLM)
+    with pytest.raises(SpecError, match=r"has \((1000|none)\), got 2000"):
+        resolve(ModelSpec(name="bdh", path=str(folder), step=2000), tmp_path / "cache")
+
+
+def test_a_folder_with_the_signs_of_two_kinds_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(model(), tmp_path / "bdh", "fork")
+    (folder / "config.yaml").write_text("model: {}\nmemory: {}\n")
+    with pytest.raises(SpecError, match="has the files of bdh and of memory_transformer"):
+        resolve(ModelSpec(name="bdh", path=str(folder)), tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
