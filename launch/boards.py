@@ -1,7 +1,4 @@
-"""Solves and generates Rush Hour boards.
-
-`python launch/boards.py solve FILE.jsonl`, `... generate --size 5`.
-"""
+"""Solves Rush Hour boards (`boards.py solve FILE.jsonl`), or makes some (`generate --size 5`)."""
 
 import argparse
 import json
@@ -19,9 +16,8 @@ from launch.config.command_line import ended
 def solved_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each row stands, and the row with `moves` (the optimum) and `solution`.
 
-    Null when unsolvable.
-
-    A file's own optimum that differs is kept as `moves_in_file`.
+    Both are null when the board has no solution. A file's own optimum that differs is kept as
+    `moves_in_file`.
     """
     for record in read_file(path, "the file to solve"):
         text = record.values.get("board")

@@ -83,8 +83,8 @@ def names_of(columns: Mapping[str, Any], field: str) -> list[str]:
 def unmapped(record: Record, columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that `task.columns.keep` names, or else all that no field was read from.
 
-    As JSON holds them: dates become text, numbers that are not finite null, half a surrogate pair a
-    question mark; bytes and other objects (an image) are left out. Nulls are left out too.
+    They are made fit for JSON: dates become text, and half a surrogate pair a question mark. Left
+    out are nulls, numbers that are not finite, bytes, and objects such as images.
 
     Raises:
         DataError: `keep` names a column that the record lacks.

@@ -1,7 +1,4 @@
-"""Reads a task's data set.
-
-(JSONL, CSV, Parquet, text, hub or embedded) into records that know where they came from.
-"""
+"""Reads a data set (a file, a hub id or an embedded one) into records that say where they stood."""
 
 import csv
 import json
@@ -96,7 +93,7 @@ def load(where: Source, embedded: str | None = None) -> list[Record]:
 def examples(drafts: Sequence[Example]) -> list[Example]:
     """Give every draft a unique id: its own, else a hash of question and target.
 
-    Duplicates get `#2`, `#3` ...
+    Later examples with the same id get `#2`, `#3` and so on.
     """
     seen: set[str] = set()
     result = []

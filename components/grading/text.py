@@ -32,10 +32,7 @@ Grader = Callable[[str, str], tuple[bool, str]]
 
 
 def grade(name: str, gold: str, pred: str, choices: Sequence[str] = ()) -> Verdict:
-    """Compare by the grader called `name`.
-
-    `choices` are the texts behind the letters of grader `choice`.
-    """
+    """Compare by the grader called `name`; `choices` are the texts behind letters, for `choice`."""
     started = time.monotonic()
     pred = pred[:MAX_LENGTH]
     if not pred.strip():
@@ -107,17 +104,14 @@ def number(gold: str, pred: str) -> tuple[bool, str]:
 def pattern(gold: str, pred: str) -> tuple[bool, str]:
     """The gold, a regular expression, matches somewhere in the prediction (with a time limit)."""
     try:
-        found = regex.search(gold, pred, timeout=REGEX_SECONDS)
+        match = regex.search(gold, pred, timeout=REGEX_SECONDS)
     except TimeoutError:
         return False, f"the pattern took longer than {REGEX_SECONDS:g} s"
-    return found is not None, "matches" if found else "no match"
+    return match is not None, "matches" if match else "no match"
 
 
 def choice(gold: str, pred: str, choices: Sequence[str] = ()) -> tuple[bool, str]:
-    """The letter that the prediction settles on is the gold's.
-
-    A gold text or index (from 0) becomes its letter.
-    """
+    """The letter that the prediction settles on is that of the gold, a letter, text or index."""
     wanted = letter_of(gold, choices)
     given = chosen_letter(pred, choices) or _only_text(pred, choices)
     if given is None:
@@ -143,16 +137,13 @@ def letter_of(gold: str, choices: Sequence[str]) -> str:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number written in digits.
-
-    Separators, decimals and simple fractions are understood.
-    """
-    found = None
+    """The last number written in digits, with separators, decimals or as a simple fraction."""
+    last = None
     for match in _NUMBER.finditer(text):
-        whole, part, exponent, below = match.groups()
-        if whole is None and part is None:
+        units, part, exponent, below = match.groups()
+        if units is None and part is None:
             continue
-        digits = (whole or "0").replace(",", "") + (part or "")
+        digits = (units or "0").replace(",", "") + (part or "")
         if len(digits) > MAX_DIGITS:
             continue
         value = Fraction(digits) * Fraction(10) ** int(exponent or 0)
@@ -160,8 +151,8 @@ def last_number(text: str) -> Fraction | None:
             if int(below) == 0:
                 continue
             value /= int(below)
-        found = -value if match[0][0] in "-\u2212" else value
-    return found
+        last = -value if match[0][0] in "-\u2212" else value
+    return last
 
 
 GRADERS: dict[str, Grader] = {

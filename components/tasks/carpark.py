@@ -1,5 +1,9 @@
 """Rush Hour: move sequences judged on the board itself, and against gold sequences.
 
+A record of a data set, of which only the board is needed:
+
+    {"board": "AABoooBooooooooo", "moves": 2, "solution": ["Bv1", "A>2"], "difficulty": "easy"}
+
 `is_valid_pred`: every token parses. `is_legal`: every move can be made. `is_solved`: A ends at the
 right edge. `is_optimal`: solved in the fewest moves. `is_gold_match`: the canonical sequence is a
 stored gold one. `is_correct_pred` is `is_optimal` where there is a board, so any optimal answer
@@ -45,10 +49,7 @@ class Carpark(Questions):
         return self._read("carpark.jsonl")
 
     def prompt(self, example: Example) -> Prompt:
-        """The row's own messages when it has some, else our prompt.
-
-        Size and optimum are filled in.
-        """
+        """The row's own messages when it has some, else the task's prompt for its board."""
         meta = example.metadata
         values = {name: meta[name] for name in ("board", "size", "moves") if name in meta}
         if "board" in meta:
@@ -93,7 +94,7 @@ class Carpark(Questions):
 
     def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
         """Judge moves on the row's `board` when it has one, else by the gold sequences."""
-        begun = time.monotonic()
+        started = time.monotonic()
         canon = soft_match.canonical(pred)
         golds = soft_match.canonical_set(gold)
         if row.get("board"):
@@ -105,7 +106,7 @@ class Carpark(Questions):
         else:
             equal = canon in golds
             reason = "a gold sequence" if equal else "no gold sequence"
-        return Verdict(equal, reason, time.monotonic() - begun)
+        return Verdict(equal, reason, time.monotonic() - started)
 
     def _example(self, row: records.Record) -> Example:
         solution = columns.optional(row, self.columns, "solution")
@@ -177,10 +178,7 @@ def _moves(row: records.Record, value: Any, board: Board) -> int:
 
 
 def _solved(board: str | None) -> list[str]:
-    """The smallest optimal sequence.
-
-    To measure partial credit against when the data set has no gold.
-    """
+    """The solver's sequence, against which partial credit is measured where there is no gold."""
     best = solve_text(board) if board else None
     return [] if best is None else [str(best)]
 
@@ -196,9 +194,9 @@ def _gold_set(row: records.Record, solution: Any) -> list[str]:
 
 
 def _messages(row: records.Record, turns: Any) -> list[dict[str, str]]:
-    """Role and content per turn.
+    """Role and content per turn, without assistant turns, which hold the gold.
 
-    Assistant turns hold the gold and are dropped, as is a baked-in think tag.
+    A think tag at the end of a turn is taken off: the task forces its own.
     """
     if isinstance(turns, str):
         turns = [{"role": "user", "content": turns}]

@@ -1,5 +1,9 @@
 """Cryptic crossword clues: one entry each, compared letter by letter.
 
+A record of a data set; the enumeration may also stand at the end of the clue:
+
+    {"clue": "Notes played as a rock", "answer": "stone", "enumeration": "5"}
+
 `is_correct_pred`: the same letters, without case, accents, blanks, hyphens and the rest.
 `fits_enumeration`: the prediction's words have the lengths of the enumeration. `fits_length`: their
 sum is right. `is_correct_substring`: the rule of published tables, gold contained in prediction.
@@ -75,10 +79,10 @@ class Crossword(Questions):
 
     def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
         """Compare two entries as `score` does; nothing else of the row matters."""
-        begun = time.monotonic()
+        started = time.monotonic()
         equal = same_entry(str(gold), pred)
         reason = f"letters {letters(pred) or 'none'} against {letters(str(gold))}"
-        return Verdict(equal, "same letters" if equal else reason, time.monotonic() - begun)
+        return Verdict(equal, "same letters" if equal else reason, time.monotonic() - started)
 
     def _example(self, row: records.Record) -> Example:
         clue = _BAKED_TAG.sub("", columns.need_text(row, self.columns, "question")).strip()
@@ -113,9 +117,9 @@ def same_entry(gold: str, pred: str) -> bool:
 
 
 def word_lengths(enumeration: str) -> list[int]:
-    """Letters per word: `5`, `3,4`, `3-3`, `(4'1,2)`.
+    """Letters per word of an enumeration such as `5`, `3,4` or `3-3`.
 
-    An apostrophe joins (4'1 is a word of five letters).
+    An apostrophe joins: `4'1` is a word of five letters.
     """
     joined = re.sub(r"(\d+)\s*['\u2019]\s*(\d+)", lambda m: str(int(m[1]) + int(m[2])), enumeration)
     return [int(number) for number in re.findall(r"\d+", joined)]

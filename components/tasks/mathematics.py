@@ -1,5 +1,9 @@
 r"""Math problems with one answer each, graded for mathematical equality.
 
+A record of a data set, whose answer may also be a worked solution with a box:
+
+    {"problem": "What is half of 5?", "answer": "\\frac{5}{2}"}
+
 What counts as the answer: the answer tag's text, else the last balanced `\boxed{}` (boxes that only
 a comma, `and` or `or` parts make one answer), else none (with `last_number`, the last number of an
 uncut output). `answer_status` is `answered`; `truncated` when a cap or the context's end cut the
@@ -13,16 +17,19 @@ What counts as equal (`is_correct_pred`), kind by kind:
 - numbers: exact, of any size; a decimal means exactly what it says, so no rounded root, fraction or
   pi is equal; `0.\overline{3}`, `0.(3)` and `0.333...` are one third;
 - formulas: equal values, with the same variables; capital and small letters are different ones;
+  an odd root of a real number may be its real one, so that `x^{2/3}` is `\sqrt[3]{x^2}`;
 - `\mathrm{e}`, `\mathrm{i}`: the constants e and i;
 - angles: `\sin 30^\circ` takes degrees and `\sin 30` radians; elsewhere the degree is a unit;
 - percent: the sign may be left out, or the percentage written as a number: 50\% is 50 and 0.5, but
   0.5\% is never 0.5;
 - units, currency, degrees, `\pmod{10}`: may be left out; when both sides name one, it must be the
-  same one, and nothing is converted;
+  same one, and nothing is converted; those of `6 hours and 30 minutes` may not be left out;
 - bases: base and digits must agree; a base left out or added is wrong, except base ten;
 - tuples, intervals: order and brackets count; a tuple may lack its round brackets, in order;
 - bare lists, sets: any order, nothing missing, nothing twice; `\pm` is both signs;
-- column vectors: equal to the tuple of their entries; a row is not a column;
+- column vectors: equal to the tuple of their entries; a row is not a column, but transposed it is;
+- matrices: entry by entry, a factor in front multiplied in; a determinant is its value;
+- functions in branches: the same values under the same conditions, in any order;
 - equations: up to a constant factor; a lone name on one side (`x`, `a_1`, `f(x)`, `|AB|`, words, a
   tuple of names) may be left out, so `x = 5` is 5, but it is not `y = 5`, and neither `2x = 5` nor
   `x + y = 5` is 5; a true sum is its value: `2 + 4 = 6` is 6;
@@ -106,10 +113,7 @@ class Mathematics(Questions):
         return fields
 
     def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
-        """Compare two answers as `score` does; the gold may be a worked solution, as in a data set.
-
-        Nothing else of the row matters.
-        """
+        """Compare two answers as `score` does; the gold may be a worked solution, as in data."""
         wanted = self._worked(str(gold))
         answer = str(gold).strip() if wanted is None else wanted
         return self.pool.grade(answer, boxed_answer(pred) or pred)

@@ -1,4 +1,9 @@
-"""Plain prompts without gold: a text file with one a line, a JSONL file, or texts in the config."""
+"""Plain prompts without gold: from a data set, a text file with one a line, or the config.
+
+A record of a data set:
+
+    {"text": "Write a haiku about rain.", "system_prompt": "Answer in English."}
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,9 @@
-"""Questions of any data set.
+"""Questions of any data set, with answers that the grader named in `task.grader` compares.
 
-Columns are mapped by config, answers compared by a grader chosen by name.
+A record of a data set, whose columns `task.columns` names:
+
+    {"question": "What is the capital of France?", "answer": ["Paris", "paris"]}
+    {"question": "Which is a fruit?", "answer": "B", "choices": ["granite", "apple"]}
 """
 
 import re
@@ -48,9 +51,9 @@ class QuestionAnswering(Questions):
         return self._read(self.embedded)
 
     def prompt(self, example: Example) -> Prompt:
-        """The override `task.system_prompt`, else the row's own system prompt.
+        """The system prompt, worked examples, then the question with its choices.
 
-        Then the question.
+        `task.system_prompt` replaces the row's own.
         """
         system = self.system_prompt or example.metadata.get("system_prompt")
         choices = example.metadata.get("choices") or ()
@@ -88,10 +91,7 @@ class QuestionAnswering(Questions):
         return fields
 
     def grade(self, gold: Any, pred: str, row: Mapping[str, Any]) -> Verdict:
-        """Compare two answers as `score` does.
-
-        `choices` of the row are the texts behind letters.
-        """
+        """Compare two answers as `score` does; the row's `choices` are the texts behind letters."""
         if self.grader == "math":
             return self.pool.grade(str(gold), boxed_answer(pred) or pred)
         return text_grading.grade(self.grader, str(gold), pred, row.get("choices") or ())

@@ -42,8 +42,8 @@ class Questions:
         """Check what is shared, and make source and phases of it."""
         for key in ("think_cap", "answer_cap", "max_output_tokens"):
             cap = getattr(self, key)
-            whole = isinstance(cap, int) and cap >= 1
-            require(whole, f"task.{key}", "be a number of tokens, 1 or more", cap)
+            positive = isinstance(cap, int) and cap >= 1
+            require(positive, f"task.{key}", "be a number of tokens, 1 or more", cap)
         for shot in self.few_shot:
             pair = isinstance(shot, Mapping) and set(shot) == {"user", "assistant"}
             pair = pair and all(isinstance(text, str) for text in shot.values())

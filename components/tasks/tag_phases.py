@@ -10,10 +10,7 @@ from pipeline.protocols import Message, Phase, Prompt
 def phases(
     tagged: bool, think_cap: int, answer_cap: int, max_output_tokens: int
 ) -> tuple[Phase, ...]:
-    """Think and answer phases with forced tags.
-
-    Or one phase in which the model writes what it likes.
-    """
+    """A think and an answer phase with forced tags, or one phase that the model fills itself."""
     if not tagged:
         return (Phase(OUTPUT, max_output_tokens),)
     think = Phase(THINK, think_cap, "<think>\n", ("</think>",), "</think>\n")
@@ -22,10 +19,7 @@ def phases(
 
 
 def prompt(system: str | None, shots: Sequence[Mapping[str, str]], user: str) -> Prompt:
-    """Chat messages: system prompt, worked examples as earlier turns, then the question.
-
-    Each shot holds `user` and `assistant`.
-    """
+    """Chat messages: the system prompt, the shots' `user` and `assistant` turns, the question."""
     messages = [Message("system", (system.strip(),))] if system and system.strip() else []
     for shot in shots:
         messages.append(Message("user", (shot["user"],)))

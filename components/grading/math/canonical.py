@@ -1,7 +1,4 @@
-"""The substring score of published tables.
-
-A lossy canonical form, and gold contained in prediction.
-"""
+"""The substring score of published tables: the canonical gold is part of the prediction's."""
 
 import re
 
@@ -10,9 +7,9 @@ _SIMPLE_FRACTION = re.compile(r"\\frac\{([^{}\\]+)\}\{([^{}\\]+)\}")
 
 
 def canonical(text: str | None) -> str | None:
-    """Lossy form in which `5` is inside `15` and `(1,2)` equals `12`.
+    """A lossy form, kept to compare with published numbers.
 
-    Kept to compare with published numbers.
+    `5` is part of `15` in it, and `(1,2)` equals `12`.
     """
     if text is None:
         return None

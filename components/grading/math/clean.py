@@ -141,10 +141,7 @@ def _bare(mark: str, text: str) -> bool:
 
 
 def _romans(text: str) -> str:
-    r"""`\mathrm{e}` is e, and so is any style around one letter or math.
-
-    Several letters are words.
-    """
+    r"""Styles taken off: `\mathrm{e}` is e; several letters in `\mathrm` are words."""
     while match := _ROMAN.search(text):
         end = closing_brace(text, match.end())
         if end is None:

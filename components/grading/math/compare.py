@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from components.grading.math import algebra
 from components.grading.math.clean import balanced, clean
-from components.grading.math.exact import is_thousands, number
+from components.grading.math.coercion import as_list, as_quantity, as_set, as_tuple
+from components.grading.math.exact import number
 from components.grading.math.names import is_name, is_variable
 from components.grading.math.relations import (
     all_but,
@@ -14,9 +15,8 @@ from components.grading.math.relations import (
     same_function,
     variables,
 )
-from components.grading.math.shape import read, split, written
+from components.grading.math.shape import read, written
 from components.grading.math.shapes import (
-    REALS,
     Atom,
     Based,
     Choice,
@@ -29,12 +29,9 @@ from components.grading.math.shapes import (
     Text,
     Union,
 )
-from components.grading.math.units import split_letter_unit
-from components.grading.math.words import NO_SOLUTION, same_words, words_of
+from components.grading.math.words import same_words, words_of
 
 MAX_LENGTH = 2000
-EMPTY = Group("{", "}", ())
-MINUS_INFINITY, INFINITY = REALS.items
 
 Outcome = tuple[bool, str]
 
@@ -87,16 +84,16 @@ def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
         gold = _as_other(gold)
     if isinstance(pred, Relation) and not isinstance(gold, Relation):
         pred = _as_other(pred)
-    gold, pred = _as_quantity(gold, pred), _as_quantity(pred, gold)
-    gold, pred = _as_set(gold, pred), _as_set(pred, gold)
+    gold, pred = as_quantity(gold, pred), as_quantity(pred, gold)
+    gold, pred = as_set(gold, pred), as_set(pred, gold)
     if isinstance(gold, Group) and isinstance(pred, Atom):
-        pred = _as_list(gold, pred)
+        pred = as_list(gold, pred)
     elif isinstance(pred, Group) and isinstance(gold, Atom):
-        gold = _as_list(pred, gold)
+        gold = as_list(pred, gold)
     if isinstance(gold, Matrix) and isinstance(pred, Group):
-        gold = _as_tuple(gold)
+        gold = as_tuple(gold)
     elif isinstance(pred, Matrix) and isinstance(gold, Group):
-        pred = _as_tuple(pred)
+        pred = as_tuple(pred)
     return gold, pred
 
 
@@ -126,49 +123,6 @@ def _value(relation: Relation) -> Shape:
     result = read(values[-1])
     chain = all(same(read(side), result)[0] for side in values[:-1])
     return result if chain else relation
-
-
-def _as_quantity(shape: Shape, other: Shape) -> Shape:
-    """`36 m^2` is a quantity beside one, and otherwise a formula."""
-    if isinstance(shape, Atom) and isinstance(other, Quantity):
-        parts = split_letter_unit(shape.latex)
-        if parts is not None:
-            return Quantity(Atom(parts[0]), parts[1])
-    return shape
-
-
-def _as_set(shape: Shape, other: Shape) -> Shape:
-    """The interval between two bounds, beside an interval; the empty set for `no solution`.
-
-    Beside anything else it is the shape itself.
-    """
-    if isinstance(shape, Text) and shape.folded in NO_SOLUTION and other == EMPTY:
-        return EMPTY
-    if not isinstance(shape, Group) or not isinstance(other, Group) or not other.opening:
-        return shape
-    rays = [_as_other(item) for item in shape.items if isinstance(item, Relation)]
-    bounds = [ray for ray in rays if isinstance(ray, Group)]
-    if shape.opening or len(shape.items) != 2 or len(bounds) != 2:
-        return shape
-    low, high = bounds if bounds[0].items[1] == INFINITY else bounds[::-1]
-    if low.items[1] != INFINITY or high.items[0] != MINUS_INFINITY:
-        return shape
-    return Group(low.opening, high.closing, (low.items[0], high.items[1]))
-
-
-def _as_list(other: Group, atom: Atom) -> Shape:
-    """`100,200` reads as one number, but as two when the other side is a list."""
-    if is_thousands(atom.latex) and len(other.items) > 1:
-        return Group("", "", tuple(read(part) for part in split(atom.latex, (",",))))
-    if len(other.items) == 1 and other.opening in ("", "{"):
-        return Group(other.opening, other.closing, (atom,))
-    return atom
-
-
-def _as_tuple(matrix: Matrix) -> Shape:
-    if all(len(row) == 1 for row in matrix.rows):
-        return Group("(", ")", tuple(row[0] for row in matrix.rows))
-    return matrix
 
 
 def _choices(gold: Shape, pred: Shape) -> Outcome:

@@ -3,13 +3,13 @@
 import re
 from fractions import Fraction
 
+from components.grading.math.bases import in_base
 from components.grading.math.exact import number
 from components.grading.math.numerals import spelled_number
 from components.grading.math.shapes import (
     ORDER,
     REALS,
     Atom,
-    Based,
     Choice,
     Compound,
     Group,
@@ -21,6 +21,7 @@ from components.grading.math.shapes import (
     Union,
 )
 from components.grading.math.units import split_compound, split_unit
+from components.grading.math.words import WORDS, fold, is_words
 
 MAX_DEPTH = 12
 
@@ -29,13 +30,9 @@ _MATRIX = re.compile(
     r"( ?\^ ?\{? ?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\}) ?\}?)?",
     re.DOTALL,
 )
-_BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?(?:\\text ?\{)?([a-z]+|\d+)\}? ?\}|(\d))")
-_BASE_WORDS = re.compile(r"([0-9A-Z]+) ?\\?(?:text ?\{)? ?\(? ?(?:in )?base[ -](\w+) ?\)? ?\}?")
-_NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 _PERCENT = re.compile(
     r"(.*?) ?(?:\\?%|\\text ?\{ ?(?:percent|per cent|pct)\.? ?\}|percent|per cent|pct)", re.DOTALL
 )
-_WORDS = re.compile(r"\\text ?\{([^{}]*)\}")
 _AND = re.compile(r" ?\\text ?\{ ?,? ?(?:and|or) ?\} ?| (?:and|or) ")
 _OR = re.compile(r" ?\\text ?\{ ?,? ?or ?\} ?| or |\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])")
 _CASES = re.compile(
@@ -84,7 +81,7 @@ def read(text: str, depth: int = 0) -> Shape:
     text = text.strip()
     if depth > MAX_DEPTH:
         return Text(fold(text))
-    special = _based(text) or _special(text, depth)
+    special = in_base(text) or _special(text, depth)
     if special is not None:
         return special
     head, unit = split_unit(text)
@@ -97,11 +94,11 @@ def read(text: str, depth: int = 0) -> Shape:
     if percent and percent[1]:
         return Quantity(read(percent[1], depth + 1), "%")
     if is_words(text):
-        spelled = spelled_number(_WORDS.sub(lambda m: m[1], text))
+        spelled = spelled_number(WORDS.sub(lambda m: m[1], text))
         return Text(fold(text)) if spelled is None else Atom(written(spelled))
     if unit is not None and head and head != text:
         return Quantity(read(head, depth + 1), unit)
-    inner = _WORDS.fullmatch(text)
+    inner = WORDS.fullmatch(text)
     if inner:
         return read(inner[1], depth + 1)
     return Atom(text)
@@ -275,27 +272,6 @@ def plus_minus(text: str) -> list[str]:
     return [upper, lower]
 
 
-def is_words(text: str) -> bool:
-    r"""True for `\text{...}` around words (also with a bracketed letter), and for bare words."""
-    bare = _WORDS.sub(lambda m: m[1], text)
-    if re.search(r"[\\^_=+*/{}<>]", bare):
-        return False
-    letters = re.findall(r"[^\W\d_]+", bare)
-    if not letters or (re.search(r"\d", bare) and not re.match(r"\W*[^\W\d_]{3,}", bare)):
-        return False
-    wrapped = bare != text and _WORDS.sub("", text).strip(" ().,!") == ""
-    return wrapped or max(map(len, letters)) >= 3
-
-
-def fold(text: str) -> str:
-    """Words without case, blanks, punctuation and text commands.
-
-    Digits and mathematical signs stay.
-    """
-    bare = re.sub(r"\\(?:text|mathrm) ?", "", text)
-    return re.sub(r"[\s{}();:!?'\"$~]|[.,](?!\d)|(?<!\d)[.,]|\\(?=[ ,;:!])", "", bare).casefold()
-
-
 def _relation(text: str) -> Relation | None:
     sides: list[str] = []
     signs: list[str] = []
@@ -316,20 +292,3 @@ def _relation(text: str) -> Relation | None:
     if not signs or not all(sides):
         return None
     return Relation(tuple(sides), tuple(signs))
-
-
-def _based(text: str) -> Based | None:
-    match = _BASED.fullmatch(text)
-    if match is not None:
-        digits, base = match[1], match[2] or match[3]
-    else:
-        match = _BASE_WORDS.fullmatch(text)
-        if match is None:
-            return None
-        digits, base = match[1], match[2]
-    value = int(base) if base.isdigit() else _NUMERALS.index(base) if base in _NUMERALS else 0
-    if not 2 <= value <= 36 or not any(char.isdigit() for char in digits):
-        return None
-    if not all(int(char, 36) < value for char in digits):
-        return None
-    return Based(digits.upper().lstrip("0") or "0", value)

@@ -142,7 +142,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
 def split_letter_unit(text: str) -> tuple[str, str] | None:
     """`36 m^2` as number and unit, for texts that are compared with a quantity.
 
-    Elsewhere a single letter behind a number is a variable.
+    In any other text a single letter behind a number is a variable.
     """
     match = _LETTER.fullmatch(text)
     return (match[1], canonical_unit(match[2]) or match[2]) if match else None

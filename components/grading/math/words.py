@@ -1,8 +1,10 @@
 """Answers in words: without case, blanks and punctuation."""
 
-from components.grading.math.shape import fold
+import re
+
 from components.grading.math.shapes import Atom, Group, Quantity, Relation, Shape, Text
 
+WORDS = re.compile(r"\\text ?\{([^{}]*)\}")
 NO_SOLUTION = ("nosolution", "nosolutions", "norealsolution", "norealsolutions")
 
 
@@ -30,3 +32,21 @@ def words_of(shape: Shape) -> str:
     if isinstance(shape, Relation) and shape.signs == ("=",):
         return fold(shape.sides[-1])
     return ""
+
+
+def is_words(text: str) -> bool:
+    r"""True for `\text{...}` around words (also with a bracketed letter), and for bare words."""
+    bare = WORDS.sub(lambda m: m[1], text)
+    if re.search(r"[\\^_=+*/{}<>]", bare):
+        return False
+    letters = re.findall(r"[^\W\d_]+", bare)
+    if not letters or (re.search(r"\d", bare) and not re.match(r"\W*[^\W\d_]{3,}", bare)):
+        return False
+    wrapped = bare != text and WORDS.sub("", text).strip(" ().,!") == ""
+    return wrapped or max(map(len, letters)) >= 3
+
+
+def fold(text: str) -> str:
+    """Words without case, blanks, punctuation and text commands; digits and signs stay."""
+    bare = re.sub(r"\\(?:text|mathrm) ?", "", text)
+    return re.sub(r"[\s{}();:!?'\"$~]|[.,](?!\d)|(?<!\d)[.,]|\\(?=[ ,;:!])", "", bare).casefold()

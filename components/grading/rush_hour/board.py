@@ -18,10 +18,7 @@ class IllegalMove(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece by its first cell (top or left), its length and its axis.
-
-    Its letter never changes.
-    """
+    """A piece by its letter, its first cell (top or left), its length and its axis."""
 
     letter: str
     row: int
@@ -100,7 +97,7 @@ class Board:
 
     def moves(self) -> list[Move]:
         """Every legal slide, in the order of their tokens."""
-        found = []
+        moves = []
         for piece in self.pieces:
             for direction in "^v" if piece.vertical else "<>":
                 for steps in range(1, self.size):
@@ -109,8 +106,8 @@ class Board:
                         self.move(move)
                     except IllegalMove:
                         break
-                    found.append(move)
-        return sorted(found, key=str)
+                    moves.append(move)
+        return sorted(moves, key=str)
 
     def __str__(self) -> str:
         """The board as one line, row major."""
@@ -136,9 +133,9 @@ class Board:
 
 
 def parse_board(text: str) -> Board:
-    """Read a board: N*N characters row major, blanks and line ends ignored.
+    """Read a board: N*N characters row by row, `o` or `.` for an empty cell and `x` for a wall.
 
-    `o` or `.` empty, `x` a wall.
+    Blanks and line ends are ignored.
 
     Raises:
         BoardError: not a square, an unknown character, a bent piece, or no two-cell horizontal A.

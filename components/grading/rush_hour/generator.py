@@ -18,8 +18,8 @@ FRUITLESS_LAYOUTS = 3_000  # give up after so many layouts without a new board
 class Recipe:
     """What to generate: `count` boards of one size, spread evenly over the difficulties.
 
-    A board is easy below `medium_from` moves, hard from `hard_from`; boards of one move are never
-    made.
+    A board is easy below `medium_from` moves and hard from `hard_from` moves on. No board is solved
+    in one move.
     """
 
     size: int = 6
@@ -54,21 +54,19 @@ class Recipe:
 
     def quota(self) -> dict[str, int]:
         """Boards per difficulty; they differ by one at most."""
-        whole, rest = divmod(self.count, len(DIFFICULTIES))
-        return {name: whole + (index < rest) for index, name in enumerate(DIFFICULTIES)}
+        share, rest = divmod(self.count, len(DIFFICULTIES))
+        return {name: share + (index < rest) for index, name in enumerate(DIFFICULTIES)}
 
 
 def generate(recipe: Recipe) -> list[dict[str, Any]]:
-    """Boards as rows: id, board, size, moves, solution (a list of tokens), difficulty.
-
-    Easy ones first.
+    """Boards as rows, easy ones first: id, board, size, moves, solution (tokens), difficulty.
 
     Raises:
         SpecError: the recipe cannot be met, such as hard boards of size 3.
     """
     rng = random.Random(f"{recipe.size}/{recipe.walls}/{recipe.seed}")
     left = recipe.quota()
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in DIFFICULTIES}
+    boards: dict[str, list[dict[str, Any]]] = {name: [] for name in DIFFICULTIES}
     seen: set[str] = set()
     fruitless = 0
     while any(left.values()):
@@ -90,8 +88,8 @@ def generate(recipe: Recipe) -> list[dict[str, Any]]:
         name = recipe.difficulty(len(best.moves))
         seen.add(str(board))
         left[name] -= 1
-        found[name].append(_row(board, [str(m) for m in best.moves], name))
-    rows = [row for name in DIFFICULTIES for row in found[name]]
+        boards[name].append(_row(board, [str(m) for m in best.moves], name))
+    rows = [row for name in DIFFICULTIES for row in boards[name]]
     return [
         {"id": f"{recipe.size}x{recipe.size}-{recipe.seed}-{n:04d}", **row}
         for n, row in enumerate(rows)
@@ -109,9 +107,9 @@ def _row(board: Board, tokens: list[str], difficulty: str) -> dict[str, Any]:
 
 
 def _one(recipe: Recipe, rng: random.Random, wanted: str) -> Board | None:
-    """A position of a random layout whose optimum is in the wanted class.
+    """A position of a random layout whose optimum is in the wanted class; None without one.
 
-    Lettered by first appearance.
+    Its pieces are lettered in the order of their first cells.
     """
     layout = _layout(recipe, rng)
     distances = _distances(layout)
@@ -158,9 +156,9 @@ def _tries(size: int, rng: random.Random) -> Iterator[Piece]:
 
 
 def _distances(board: Board) -> dict[int, int]:
-    """Optimal number of slides to a solution for every position reachable from `board`.
+    """Fewest slides to a solution, by position reachable from `board`.
 
-    Empty if too many.
+    Empty where more than `MAX_POSITIONS` can be reached.
     """
     search = Search(board)
     reach = {search.start: search.occupied(search.start)}

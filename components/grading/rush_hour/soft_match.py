@@ -1,7 +1,4 @@
-"""Partial credit for a move sequence by comparing tokens with gold sequences.
-
-No board is looked at.
-"""
+"""Partial credit for a move sequence by comparing its tokens with gold sequences, not a board."""
 
 import re
 from collections import Counter
@@ -21,10 +18,7 @@ _PART = re.compile(r"\s*([A-Za-z])([<>^vV])(\d+)\s*")
 
 
 def canonical(text: str) -> str | None:
-    """`b V2` style text as tokens joined by commas (letter upper, v lower).
-
-    None when a part is not a token.
-    """
+    """Moves such as `bV2, a>1` in one spelling, `Bv2,A>1`; None when a part is not a move."""
     tokens = []
     for part in text.replace("\r", " ").replace("\n", " ").split(","):
         if not part.strip():
@@ -43,8 +37,8 @@ def canonical_set(gold: object) -> list[str]:
     A string, or a list of tokens, is one sequence; a list of lists or of whole sequences is a set
     of alternatives. Alternatives that do not parse are dropped.
     """
-    found = (canonical(option) for option in _options(gold))
-    return sorted({option for option in found if option})
+    sequences = (canonical(option) for option in _options(gold))
+    return sorted({sequence for sequence in sequences if sequence})
 
 
 def soft_reward(pred: str | None, golds: Sequence[str]) -> tuple[float, dict[str, Any]]:

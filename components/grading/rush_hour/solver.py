@@ -1,6 +1,6 @@
-"""Exact breadth-first search for Rush Hour.
+"""Finds the fewest moves of a Rush Hour board, and the first such sequence in ASCII order.
 
-The optimum, and the lexicographically smallest optimal sequence.
+The search is breadth-first over packed positions, and exact.
 """
 
 from dataclasses import dataclass, replace
@@ -25,10 +25,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """What the search needs of one piece.
-
-    `cells[p]` is the bit mask at position p, `track` its whole line.
-    """
+    """One piece as bit masks: `cells[p]` for position p, `track` for its whole line."""
 
     letter: str
     vertical: bool
@@ -70,7 +67,7 @@ class Search:
 
     def neighbours(self, state: int, mask: int) -> list[tuple[int, int]]:
         """Every (state, mask) one slide away."""
-        found = []
+        states = []
         slides = self._slides
         for index, lane in enumerate(self.lanes):
             key = (index, (state >> lane.shift) & 15, mask & lane.track)
@@ -78,15 +75,13 @@ class Search:
             if changes is None:
                 changes = slides[key] = _changes(lane, key[1], key[2])
             for delta, flip in changes:
-                found.append((state + delta, mask ^ flip))
-        return found
+                states.append((state + delta, mask ^ flip))
+        return states
 
     def layers(self) -> list[dict[int, int]]:
-        """Positions by distance from the start.
+        """Positions (state -> mask) by distance from the start, through the first that solve it.
 
-        (state -> mask), up to the first layer that solves the board.
-
-        Empty when no layer does.
+        Empty when the board cannot be solved.
         """
         layer = {self.start: self.occupied(self.start)}
         seen = set(layer)
@@ -123,10 +118,7 @@ class Search:
 
 
 def solve(board: Board) -> Solution | None:
-    """The optimal sequence that is smallest as a comma list.
-
-    Or None when the board has no solution.
-    """
+    """The optimal sequence that comes first as a comma list; None without a solution."""
     search = Search(board)
     layers = search.layers()
     if not layers:
@@ -173,10 +165,10 @@ def _lane(board: Board, index: int) -> _Lane:
 def _changes(lane: _Lane, position: int, line: int) -> tuple[tuple[int, int], ...]:
     here = lane.cells[position]
     others = line & ~here
-    found = []
+    changes = []
     for sign, end in ((-1, -1), (1, lane.span + 1)):
         for place in range(position + sign, end, sign):
             if lane.cells[place] & others:
                 break
-            found.append(((place - position) << lane.shift, here ^ lane.cells[place]))
-    return tuple(found)
+            changes.append(((place - position) << lane.shift, here ^ lane.cells[place]))
+    return tuple(changes)
