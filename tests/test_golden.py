@@ -29,7 +29,13 @@ LINES = {
     **{f"experiment/{name}": [f"experiment={name}"] for name in EXPERIMENTS},
 }
 CLUES = (
-    {"id": "stone", "clue": "Notes played as a rock", "answer": "STONE", "enumeration": "5"},
+    {
+        "id": "stone",
+        "clue": "Notes played as a rock",
+        "answer": "STONE",
+        "enumeration": "5",
+        "setter": "Puck",
+    },
     {"id": "idol", "clue": "Dog turned round for an idol", "answer": "GOD", "enumeration": "3"},
 )
 
