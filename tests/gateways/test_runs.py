@@ -436,3 +436,19 @@ def test_a_connection_cut_amid_an_answer_counts_at_its_worst(
         here(service.url, f"task.data.path={data}", f"run.root={tmp_path}")
     (row,) = rows_in(tmp_path)
     assert row["discarded_usd"] > 1000 * 0.6 / 1e6, "the whole cap"
+
+
+@pytest.mark.parametrize(
+    ("address", "overrides"),
+    [
+        (f"http://127.0.0.1:9/v1?api-key={KEY}", ()),
+        ("http://127.0.0.1:9/v1", (f"+backend.connection.headers.Helicone-Auth={KEY}",)),
+    ],
+)
+def test_a_credential_in_the_configuration_is_in_no_file_and_not_shown(
+    tmp_path: Path, address: str, overrides: tuple[str, ...]
+) -> None:
+    shown = finish(start(address, f"run.root={tmp_path}", *overrides, key="k"), status=2)
+    assert "must hold no" in shown and KEY not in shown and "Traceback" not in shown
+    for path in (one for one in tmp_path.rglob("*") if one.is_file()):
+        assert KEY.encode() not in path.read_bytes(), path

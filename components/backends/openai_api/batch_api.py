@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 from openai.types import Batch
 
 from components.backends.openai_api.answers import NOT_PAID, Answered, BadAnswerError, decode, read
+from components.backends.openai_api.batch_record import BatchRecord
 from components.backends.openai_api.failures import Failure, GatewayError
 from components.backends.openai_api.pace import duration
 from components.backends.openai_api.retries import Attempts
@@ -60,37 +61,6 @@ class BatchApi:
         require(bool(duration(window)), "backend.batch.completion_window", rule, window)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """What a file of the cache folder says of a batch under way: its requests, and its id.
-
-    The id is None until the service has told it.
-    """
-
-    path: Path
-    where: str
-    ids: tuple[str, ...]
-    batch: str | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> "Record | None":
-        """The record in a file; None, with a warning, where the file is damaged."""
-        found = files.decode(path.read_bytes())
-        try:
-            assert found is not None
-            return cls(path, str(found["where"]), tuple(map(str, found["ids"])), found["batch"])
-        except (AssertionError, KeyError, TypeError):
-            text = "%s is damaged: the batch that it names is not collected; delete the file"
-            _LOG.warning(text, path)
-            return None
-
-    def write(self) -> None:
-        """Replace the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"where": self.where, "ids": self.ids, "batch": self.batch}
-        files.write_atomically(self.path, [files.encode(content)])
-
-
 class BatchJobs:
     """Gathers requests into batches and hands out their answers."""
 
@@ -104,7 +74,7 @@ class BatchJobs:
         self._unclaimed: dict[str, Answered] = {}  # collected before anybody asked
         self._discarded: dict[str, list[Value | None]] = {}  # usage of answers without a use
         self._pending: dict[str, Value] = {}
-        self._owner: dict[str, Record] = {}  # id -> the batch that it is in
+        self._owner: dict[str, BatchRecord] = {}  # id -> the batch that it is in
         self._tasks: set[asyncio.Task[None]] = set()
         self._collected: set[Path] = set()
         self._gathering: asyncio.Task[None] | None = None
@@ -114,7 +84,7 @@ class BatchJobs:
         """Find batches that an earlier attempt left under way at `where`."""
         self._where = where
         for path in sorted(self.folder.glob("*.json")):
-            record = Record.read(path)
+            record = BatchRecord.read(path)
             if record is not None and record.where == where:
                 self._owner |= dict.fromkeys(record.ids, record)
 
@@ -185,7 +155,7 @@ class BatchJobs:
 
     async def _submit(self, bodies: dict[str, Value]) -> None:
         mark = digest([self._where, sorted(bodies), time.time_ns()])[:32]
-        record = Record(self.folder / f"{mark}.json", self._where, tuple(bodies))
+        record = BatchRecord(self.folder / f"{mark}.json", self._where, tuple(bodies))
         record.write()  # before the service hears of it: a kill leaves something to look for
         try:
             batch = await self._patiently(
@@ -195,7 +165,7 @@ class BatchJobs:
             if not error.transient:
                 record.path.unlink(missing_ok=True)
             raise BackendLostError(f"backend.batch: a batch was refused: {error}") from None
-        record = Record(record.path, self._where, record.ids, batch)
+        record = BatchRecord(record.path, self._where, record.ids, batch)
         record.write()
         self._owner |= dict.fromkeys(bodies, record)
         self._follow(record)
@@ -241,11 +211,11 @@ class BatchJobs:
                 _LOG.warning("%s (%s); tried again in %g s", trouble, error, seconds)
                 await asyncio.sleep(seconds)
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: BatchRecord) -> None:
         if not any(task.get_name() == record.path.name for task in self._tasks):
             self._start(self._collect(record)).set_name(record.path.name)
 
-    async def _collect(self, record: Record) -> None:
+    async def _collect(self, record: BatchRecord) -> None:
         """Poll one batch until it is finished, then hand out its answers."""
         batch = await self._finished(record)
         answered: set[str] = set()
@@ -262,7 +232,7 @@ class BatchJobs:
         for name in unanswered:
             self._tell(name, None)
 
-    def _shorten(self, record: Record, answered: set[str]) -> None:
+    def _shorten(self, record: BatchRecord, answered: set[str]) -> None:
         """Leave the answered requests in the record: the others may lie in another batch soon.
 
         The answers' rows may not be written yet, so what holds them is removed by `close`.
@@ -271,10 +241,10 @@ class BatchJobs:
         if not ids:
             record.path.unlink(missing_ok=True)
             return
-        Record(record.path, record.where, ids, record.batch).write()
+        BatchRecord(record.path, record.where, ids, record.batch).write()
         self._collected.add(record.path)
 
-    async def _finished(self, record: Record) -> Batch | None:
+    async def _finished(self, record: BatchRecord) -> Batch | None:
         """The batch once it is finished; None where the service does not know it."""
         name = record.batch
         if name is None:
