@@ -181,3 +181,13 @@ def test_capabilities_say_that_text_is_handed_on(tmp_path: Path) -> None:
     assert backend("http://x/v1", tmp_path).capabilities.streaming
     batches = backend("http://x/v1", tmp_path, "backend.batch.enabled=true")
     assert not batches.capabilities.streaming
+
+
+@pytest.mark.parametrize(
+    "events", [events_of("fi", "ne"), [chat("fine"), "data: [DONE]\n\n"], [chat("fine")]]
+)
+def test_a_service_that_streams_unasked_is_understood(tmp_path: Path, events: list[Any]) -> None:
+    with serving(Reply(events=events)) as service:
+        (found,) = ask(backend(service.url, tmp_path), request())
+        assert len(service.seen) == 1
+    assert isinstance(found, Generation) and found.text == "fine" and found.count == 7

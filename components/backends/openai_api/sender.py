@@ -216,11 +216,7 @@ class Sender:
             path, cast_to=httpx2.Response, body=body, options={"headers": UNREAD}
         )
         told.restart()
-        if "event-stream" in response.headers.get("content-type", "") and body.get("stream"):
-            value = refuse_error(await Assembly(told).read(chunks(response)))
-        else:
-            value = decode(b"".join([chunk async for chunk in chunks(response)]))
-        answered = read(value)
+        answered = read(await _value(response, told))
         surplus = answered.usage.get("total_tokens", estimate) - estimate
         self.pace.succeeded(time.monotonic() - start, surplus, response.headers)
         return answered
@@ -234,6 +230,13 @@ class Sender:
             text = "%s: %s; asked in another way from now on"
             _LOG.warning(text, self._place.service, error)
         return again
+
+
+async def _value(response: httpx2.Response, told: Told) -> dict[str, Any]:
+    """The body's JSON object, also of a service that streams unasked."""
+    if "event-stream" in response.headers.get("content-type", ""):
+        return refuse_error(await Assembly(told).read(chunks(response)))
+    return decode(b"".join([chunk async for chunk in chunks(response)]))
 
 
 @contextmanager

@@ -157,8 +157,9 @@ class Assembly:
         if "text" in choice:
             whole["text"] = whole.get("text", "") + choice["text"]
             self._tell(index, choice["text"])
-        elif choice.get("delta") is not None:
-            self._delta(whole.setdefault("message", {"content": None}), choice["delta"], index)
+        delta = choice.get("delta") or choice.get("message")  # some send one event with it all
+        if delta:
+            self._delta(whole.setdefault("message", {"content": None}), delta, index)
 
     def _delta(self, message: Value, delta: Mapping[str, Any], index: int) -> None:
         for name in JOINED:
