@@ -46,11 +46,14 @@ class PointStatus:
     rows_per_second: float
     error: str
     overrides: Sequence[str] = ()  # of a point that has not begun
+    swept: Sequence[str] = ()  # what tells it from others of its sweep, as key=value
 
     @property
     def name(self) -> str:
         """What tells it from others."""
-        return "/".join(self.folder.parts[-2:]) if self.folder else " ".join(self.overrides)
+        if self.folder is None:
+            return " ".join(self.overrides)
+        return " ".join(["/".join(self.folder.parts[-2:]), *self.swept])
 
     @property
     def seconds_left(self) -> float | None:
@@ -94,6 +97,7 @@ class Reader:
             sum(a["tokens"] / s for a, s in zip(working, seconds, strict=True)),
             sum(a["rows"] / s for a, s in zip(working, seconds, strict=True)),
             _last_error(folder),
+            swept=[f"{k}={v}" for k, v in (record.get("swept") or {}).items()],
         )
 
 

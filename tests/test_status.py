@@ -2,9 +2,12 @@
 
 import asyncio
 import io
+import json
 import shutil
+import threading
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from launch.config.setup import setup_of
@@ -92,6 +95,42 @@ def test_a_point_that_waits_for_its_checkpoint_is_shown_by_its_overrides(tmp_pat
     (waiting,) = Reader([tmp_path / "mine"]).points()
     assert (waiting.name, waiting.state) == ("model.step=5", "no checkpoint")
     assert "model.step must be there" in shown(tmp_path / "mine")
+
+
+def test_an_attempt_that_was_killed_is_called_so(tmp_path: Path) -> None:
+    made = point(spec(tmp_path / "a/step-0", CUES))
+    go(made)
+    record = json.loads((made.folder / "run.json").read_text())
+    record["attempts"][-1]["status"] = "killed"
+    (made.folder / "run.json").write_text(json.dumps(record))
+    (ended,) = Reader([tmp_path]).points()
+    assert ended.state == "complete"  # whatever became of its last writer, every row is there
+    made.rows_path.write_bytes(b"".join(made.rows_path.read_bytes().splitlines(True)[:5]))
+    (ended,) = Reader([tmp_path]).points()
+    assert (ended.state, ended.rows, ended.wanted) == ("killed", 5, 12)
+
+
+def test_into_a_pipe_it_prints_and_returns_while_rows_are_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = point(spec(tmp_path / "a/step-0", CUES))
+    go(made)
+    made.rows_path.write_bytes(b"".join(made.rows_path.read_bytes().splitlines(True)[:5]))
+    assert main([str(tmp_path)]) == 0
+    assert "0 of 1 points, 5 of 12 rows" in capsys.readouterr().out
+
+
+def test_in_a_terminal_it_waits_for_a_first_run_and_ends_when_all_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launch.status.Console", lambda: Console(force_terminal=True, width=120))
+    made = point(spec(tmp_path / "a/step-0", CUES))
+    start = threading.Timer(0.5, go, [made])
+    start.start()
+    assert main([str(tmp_path), "--seconds", "0.1"]) == 0
+    start.join()
+    text = capsys.readouterr().out
+    assert "waiting for a first run.json" in text and "1 of 1 points" in text
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:

@@ -16,18 +16,26 @@ class RunSetup:
 
     `spec` is its typed form. `config` is the composed config that it was made from, as plain data
     with its interpolations, which the run folder keeps. `overrides` are the words of the command
-    line, `choices` the option of each group.
+    line, `choices` the option of each group; `swept_keys` are those whose values differ between
+    the points of its sweep, if it is part of one.
     """
 
     spec: RunSpec
     config: Any = field(default_factory=dict)
     overrides: Sequence[str] = ()
     choices: dict[str, Any] = field(default_factory=dict)
+    swept_keys: Sequence[str] = ()
 
     @property
     def config_text(self) -> str:
         """The composed config as YAML."""
         return OmegaConf.to_yaml(OmegaConf.create(self.config))
+
+    @property
+    def swept(self) -> dict[str, str]:
+        """The swept keys with this run's values, as they were typed."""
+        typed = dict(o.lstrip("+~").partition("=")[::2] for o in self.overrides)
+        return {key: typed[key] for key in self.swept_keys if key in typed}
 
     @property
     def load_key(self) -> str:

@@ -39,7 +39,7 @@ class Progress:
         self._points, self._backend = points, backend
         self._console = console or Console(stderr=True)
         self._seconds_between_lines = seconds_between_lines
-        name = points[0].task.name if len(points) == 1 else f"{len(points)} points"
+        name = _name(points[0]) if len(points) == 1 else f"{len(points)} points"
         self._total = sum(map(num_rows, points))
         self._bar = _bar(self._console)
         self._bar_task = self._bar.add_task(name, total=self._total, rate="loading the model")
@@ -121,6 +121,12 @@ def _bar(console: Console) -> Bar:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+def _name(point: Point) -> str:
+    """The task, and what tells this point from others of its sweep."""
+    keys = (f"{key.rpartition('.')[2]}={value}" for key, value in point.swept.items())
+    return " ".join([point.task.name, *keys])
 
 
 def num_rows(point: Point) -> int:

@@ -42,7 +42,7 @@ def _table(point: Point) -> Table:
     from pipeline.analysis.summary import passes
     from pipeline.analysis.table import load
 
-    table = Table(title=point.folder.parent.name or str(point.folder))
+    table = Table(title=point.title)
     for name in ("pass", "cue", "rows", "correct", "improved", "entropy", "tokens", "truncated"):
         table.add_column(name, justify="left" if name in ("pass", "cue") else "right")
     files = [path for path in (point.rows_path, *parts_of(point.rows_path)) if path.exists()]

@@ -66,6 +66,8 @@ class Job:
         setups = [as_shard(setup, shard) for setup in self.setups]
         backend = build_backend(setups[0].spec)
         points = [build_point(d.spec, backend, d.overrides, d.choices) for d in setups]
+        for point, setup in zip(points, setups, strict=True):
+            point.swept = setup.swept
         return run_ready(points, backend, [d.config_text for d in setups], SIGNALS)
 
     def _follow(self) -> PointsOutcome:

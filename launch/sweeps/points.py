@@ -109,7 +109,8 @@ class SweepPoint:
         if self.point is None:
             return " ".join(self.setup.overrides)
         folder = self.point.folder
-        return f"{folder.parent.name}/{folder.name}"
+        swept = (f"{key}={value}" for key, value in self.point.swept.items())
+        return " ".join([f"{folder.parent.name}/{folder.name}", *swept])
 
 
 @dataclass(slots=True)

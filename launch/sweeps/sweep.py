@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from launch.running.here import run_ready
 from launch.sweeps.job import Job
 from launch.sweeps.listing import write_listing
 from launch.sweeps.manifest import lines_of
-from launch.sweeps.packs import pack
+from launch.sweeps.packs import pack, swept
 from launch.sweeps.plan import arrays, print_plan, split
 from launch.sweeps.points import Composer, PointBuilder, SweepPoint, missing_rows
 from launch.sweeps.submit import QueueError, array_limit, submit
@@ -55,6 +55,14 @@ class Sweep:
         lines = lines_of(setup, overrides)
         setups = [setup] if lines is None else map(self.composer.setup, lines)
         self.members += map(self.builder.sweep_point, setups)
+
+    def name_swept_keys(self) -> None:
+        """Tell every point which keys the sweep varies, now that all points are known."""
+        keys = swept([member.setup for member in self.members])
+        for member in self.members:
+            member.setup = replace(member.setup, swept_keys=keys)
+            if member.point is not None:
+                member.point.swept = member.setup.swept
 
     def packs(self) -> list[list[SweepPoint]]:
         """The points that have something left to do and whose checkpoint is there, by job."""
@@ -96,6 +104,7 @@ def run_sweep(
     sweep = Sweep(Composer(context, config), Path(config.hydra.sweep.dir), options)
     for overrides in points:
         sweep.add(overrides)
+    sweep.name_swept_keys()
     try:
         return _go(sweep)
     except QueueError as error:
@@ -247,6 +256,7 @@ def _await(sweep: Sweep, waiting: Waiting, awaited: list[SweepPoint], seconds: f
         awaited.remove(member)
         if now.point is not None:
             member.point, member.missing, member.problem = now.point, now.missing, ""
+            member.point.swept = member.setup.swept
             waiting += [([member], job) for job in sweep.jobs([member])]
 
 

@@ -1,7 +1,7 @@
 """One point of a run: a RunSpec with its data, phases, cues, fingerprint and folder."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Point:
     entropy: str = "exact"  # or why it is null in every row
     overrides: Sequence[str] = ()
     sources: dict[str, str] | None = None  # sampling parameter -> where its value came from
+    swept: Mapping[str, str] = field(default_factory=dict)  # of a sweep: what differs in its points
     fingerprint: str = field(init=False)
     grader: str = field(init=False)
 
@@ -66,6 +67,13 @@ class Point:
         """Hash once what stands in every row."""
         settings = {k: v for k, v in self.spec.task.items() if k not in DATA_SETTINGS}
         self.fingerprint, self.grader = digest(self.identity), digest(settings)[:12]
+
+    @property
+    def title(self) -> str:
+        """What tells it from others for a reader: its folder, and the swept keys."""
+        folder = self.folder
+        name = folder.parent.name if self.spec.run.dir is None else str(folder)
+        return " ".join([name, *(f"{key}={value}" for key, value in self.swept.items())])
 
     @property
     def folder(self) -> Path:
@@ -147,6 +155,7 @@ def record_of(point: Point) -> dict[str, Any]:
         "spec": asdict(point.spec),
         "sampling": {k: {"value": v, "from": sources.get(k, "spec")} for k, v in sampling},
         "overrides": list(point.overrides),
+        "swept": dict(point.swept),
     }
 
 

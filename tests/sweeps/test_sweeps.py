@@ -1,6 +1,7 @@
 """Sweeps without a cluster: packs, failing points, missing checkpoints, manifests, plans."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import pytest
 from launch.config.compose import build_backend, build_point, to_spec
 from launch.config.setup import RunSetup, setup_of
 from launch.running.here import run_ready
+from launch.status import Reader
 from launch.sweeps.manifest import lines_of
 from launch.sweeps.packs import pack
 from launch.sweeps.point_table import print_points
@@ -86,6 +88,24 @@ def test_a_sweep_ends_with_its_accuracies_by_swept_key_and_over_seeds(tmp_path: 
     done = run(*line).stdout
     assert "accuracy, mean over seeds" in done and "run.seed" not in done.split("accuracy")[1]
     assert re.search(r"0\.3 +│ 2 +│ +[\d.]+ % +│ +[\d.]+ %", done)
+    records = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
+    typed = sorted(tuple(record["swept"].items()) for record in records)
+    assert typed == [
+        (("sampling.temperature", t), ("run.seed", s)) for t in ("0", "0.3") for s in ("1", "2")
+    ]
+    points = Reader([tmp_path]).points()
+    names = sorted(" ".join(point.name.split(" ")[1:]) for point in points)
+    assert names[0] == "sampling.temperature=0 run.seed=1" and len(set(names)) == 4
+    summary = re.sub(r"[│┃\s]+", " ", done.partition("4 points")[0])
+    assert "sampling.temperature=0.3 run.seed=2" in summary
+
+
+def test_a_point_with_a_folder_of_its_own_is_called_by_that_folder(tmp_path: Path) -> None:
+    spec = to_spec(composed(*ECHO, f"run.dir={tmp_path}/mine"))
+    point = build_point(spec, build_backend(spec), [], {})
+    assert point.title == f"{tmp_path}/mine"
+    point.swept = {"run.seed": "3"}
+    assert point.title == f"{tmp_path}/mine run.seed=3"
 
 
 def test_a_failing_point_does_not_stop_the_others_and_the_table_says_why(tmp_path: Path) -> None:
