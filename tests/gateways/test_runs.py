@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -362,6 +363,44 @@ def test_requests_that_a_kill_cut_off_count_at_their_worst(tmp_path: Path) -> No
     left = Reserved.read(reserved).usd
     assert left >= 5 * (11 * 0.15 + 7 * 0.6) / 1e6
     assert reserved.read_bytes().count(b"\n") == 1 and Reserved.read(reserved).usd == left
+
+
+def test_the_first_interrupt_waits_for_paid_answers_and_what_the_second_drops_counts(
+    tmp_path: Path,
+) -> None:
+    data = write_clues(tmp_path / "clues.jsonl", 60)
+    good = Faulty(share=0.0)
+    line = [f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7"]
+    line += ["run.budget=0.1", "backend.retry.timeout=200"]
+
+    def interrupted(times: int, hang: float) -> int:
+        """The first request of a start, which goes alone, is answered at once."""
+        num_before = len(service.seen)
+
+        def script(seen: Seen) -> Reply:
+            is_first = len(service.seen) == num_before + 1
+            return Reply(good(seen).body, hang=0 if is_first else hang)
+
+        service.script = script
+        process = start(service.url, *line)
+        while service.active < 5:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            time.sleep(1)
+        finish(process, status=130, seconds=60)
+        return len(service.seen) - num_before
+
+    with Service(good) as service:
+        num_paid = interrupted(1, hang=3)
+        assert len(rows_in(tmp_path)) == num_paid >= 6
+        assert not list(tmp_path.rglob("reserved.jsonl"))
+        num_dropped = interrupted(2, hang=100) - 1
+    assert len(rows_in(tmp_path)) == num_paid + 1
+    (reserved,) = tmp_path.rglob("reserved.jsonl")
+    assert num_dropped >= 5
+    assert Reserved.read(reserved).usd >= num_dropped * (11 * 0.15 + 7 * 0.6) / 1e6
 
 
 def test_a_price_above_the_table_ends_new_requests_under_a_budget(
