@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from launch.config.setup import setup_of
-from launch.status import Reader, main, table
+from launch.status import main, table
 from launch.sweeps.listing import write_listing
+from launch.sweeps.point_status import Reader
 from launch.sweeps.points import SweepPoint
 from launch.sweeps.submitted_jobs import NOTE
 from pipeline.run.session import open_now

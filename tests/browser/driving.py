@@ -59,7 +59,7 @@ def requests(driver: Browser) -> list[str]:
 
 
 def local(url: str) -> bool:
-    return url.startswith(("file:", "data:", "blob:", "chrome:"))
+    return url.startswith(("file:", "data:", "blob:", "chrome:", "http://127.0.0.1:"))
 
 
 def wait(made: Callable[[], Any]) -> Any:
