@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-EXTRAS := dev,gateway,stats,report,browser,lora,quantization
+EXTRAS := dev,chat,gateway,stats,report,browser,lora,quantization
 
 # Idle OpenMP threads that spin slow everything beside them down.
 export OMP_WAIT_POLICY := passive

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes.configs import ROOT
 
+ASKING = {"ask_in_notebook.py", "ask_batch.py", "ask_stream.py", "ask_chat.py"}
 SCRIPTS = sorted((ROOT / "examples").glob("*.sh"))
 
 
@@ -37,7 +38,7 @@ def test_the_second_start_of_own_questions_asks_nothing(tmp_path: Path) -> None:
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    known = {"two_pass.sh", "own_questions.sh", "read_rows.py", "train_tiny.py"}
+    known = {"two_pass.sh", "own_questions.sh", "read_rows.py", "train_tiny.py", *ASKING}
     assert {path.name for path in (ROOT / "examples").iterdir() if path.is_file()} == known
 
 
@@ -48,3 +49,9 @@ def test_a_tiny_model_is_trained_into_a_folder_that_loads(tmp_path: Path) -> Non
     caps = ("run.limit=1", "sampling.max_new_tokens=3", f"run.cache_dir={tmp_path / 'cache'}")
     said = run(sys.executable, str(ROOT / "launch/run.py"), *line, *caps, f"run.root={tmp_path}")
     assert "complete: 1 of 1 rows" in said
+
+
+@pytest.mark.parametrize("script", sorted(ASKING))
+def test_a_script_that_asks_a_model_prints_answers(script: str) -> None:
+    said = run(sys.executable, str(ROOT / "examples" / script), "smollm2", "backend=echo")
+    assert any(word in said for word in ("Name", "colours", "colour.", "sea.", "verb?", "about"))

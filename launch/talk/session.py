@@ -161,10 +161,16 @@ class Session:
         assert isinstance(cap, int), "a task without max_output_tokens needs max_new_tokens"
         return cap
 
-    def stream_prompt(self, prompt: Prompt, sample: int = 0) -> Stream:
+    def stream_prompt(
+        self,
+        prompt: Prompt,
+        sample: int = 0,
+        stop: tuple[str, ...] = (),
+        cap: int | None = None,
+    ) -> Stream:
         """The continuation of any prompt as it is made."""
         texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        future = self.submit(prompt, sample, texts.put)
+        future = self.submit(prompt, sample, texts.put, stop, cap)
         future.add_done_callback(lambda _: self._call_later(texts))
         return Stream(future, texts)
 

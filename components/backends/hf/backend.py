@@ -245,7 +245,7 @@ class HfBackend(Backend):
         encoder = self._encoder()
         model = self._load_model()
         vocabulary = encoder.tokenizer.get_vocab()
-        self._weights = weights_report(model)
+        self._weights = {**weights_report(model), "parameters": model.num_parameters()}
         refuse_tokenizer_beyond(model, vocabulary, _certain_text(encoder.tokenizer))
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._limits = Limits(encoder.end_ids(_end_ids(model)), context)

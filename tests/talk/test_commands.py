@@ -1,0 +1,161 @@
+"""The commands of a chat, and what they make of its settings and its conversation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import api
+from launch.talk.commands import NAMES, Commands, Quit, help_text
+from launch.talk.conversation import Conversation
+from pipeline.protocols import Cue, spelled
+from pipeline.spec import SpecError
+
+CUE = Cue("wait", "Wait, let me look again.")
+
+
+def unseen(text: str, phase: str) -> None:
+    """Show nothing."""
+
+
+@pytest.fixture
+def talk() -> Iterator[Conversation]:
+    with api.load("smollm2", "backend=echo", "sampling.max_new_tokens=90") as session:
+        yield Conversation(session, CUE)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def commands(talk: Conversation, said: list[str]) -> Commands:
+    return Commands(
+        talk, said.append, lambda: talk.retry(unseen), lambda cue: talk.reconsider(cue, unseen)
+    )
+
+
+def test_settings_last_and_are_shown(commands: Commands, said: list[str]) -> None:
+    lines = ["/temp 0.3", "/top_k 5", "/top_p 0.9", "/min_p 0.1", "/max_tokens 7", "/penalty 1.2"]
+    lines += ["/seed 9", "/system Be short.", "/entropy on", "/think on"]
+    for line in lines:
+        commands.run(line)
+    commands.run("/settings")
+    assert said[0].splitlines() == sorted(said[0].splitlines(), key=said[0].splitlines().index)
+    assert set(lines) == set(said[0].splitlines())
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ("/temp -1", "sampling.temperature must be 0 (greedy) or more, and finite, got -1"),
+        ("/temp hot", "/temp must be a number, got 'hot'"),
+        ("/temp nan", "sampling.temperature must be 0 (greedy) or more, and finite"),
+        ("/top_k 2.5", "/top_k must be a whole number, got '2.5'"),
+        ("/top_k -1", "sampling.top_k must be 0 (off) or more, got -1"),
+        ("/top_p 0", "sampling.top_p must lie in (0, 1], got 0"),
+        ("/min_p 1", "sampling.min_p must lie in [0, 1), got 1"),
+        ("/max_tokens 0", "sampling.max_new_tokens must be 1 or more, got 0"),
+        ("/penalty 0", "sampling.repetition_penalty must be above 0"),
+        ("/seed x", "/seed must be a whole number"),
+        ("/think maybe", "/think must be on or off, got 'maybe'"),
+        ("/save", "/save must name a .yaml file"),
+        ("/load nothing.yaml", "/load must name a file that /save wrote"),
+        ("/retry", "/retry must follow an answer"),
+        ("/cue", "/cue must follow an answer"),
+        ("/tmep 1", "a command must be one of /temp"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_range(
+    commands: Commands, talk: Conversation, line: str, rule: str
+) -> None:
+    before = talk.session.sampling
+    with pytest.raises(SpecError) as refused:
+        commands.run(line)
+    assert rule in str(refused.value) and talk.session.sampling == before
+
+
+def test_saved_settings_are_a_sampling_option(
+    commands: Commands, talk: Conversation, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    commands.run("/temp 0.25")
+    commands.run(f"/save {path}")
+    kept = talk.session.sampling
+    commands.run("/temp 1")
+    commands.run(f"/load {path}")
+    assert talk.session.sampling == kept and kept.temperature == 0.25
+    words = [f"sampling.{key}={value}" for key, value in yaml.safe_load(path.read_text()).items()]
+    spec = api.compose("task=prompts", "backend=echo", *words).spec
+    assert spec.sampling == kept
+
+
+def test_a_saved_conversation_goes_on(
+    commands: Commands, talk: Conversation, tmp_path: Path
+) -> None:
+    talk.ask("red green", unseen)
+    path = tmp_path / "talk.json"
+    commands.run(f"/save {path}")
+    texts = [spelled(message.content) for message in talk.messages]
+    commands.run("/reset")
+    assert talk.messages == [] and talk.last is None
+    commands.run(f"/load {path}")
+    assert [spelled(message.content) for message in talk.messages] == texts != []
+
+
+def test_a_conversation_is_kept_with_its_ids_until_reset(talk: Conversation) -> None:
+    first = talk.ask("red green", unseen)
+    second = talk.ask("and blue", unseen)
+    roles = [message.role for message in second.prompt.messages]
+    assert roles == ["user", "assistant", "user"]
+    assert second.prompt.messages[1].content == first.generations
+
+
+def test_retry_replaces_the_last_answer_by_another(talk: Conversation) -> None:
+    talk.ask(" ".join(map(str, range(50))), unseen)
+    texts = {talk.retry(unseen).text for _ in range(4)}
+    assert len(texts) > 1 and len(talk.messages) == 2
+
+
+def test_a_cue_asks_as_pass_2_of_a_run_does(talk: Conversation) -> None:
+    talk.ask("red green", unseen)
+    before, after = talk.reconsider(CUE, unseen)
+    question, turn, cue = after.prompt.messages
+    assert turn.content == before.generations and cue.content == (CUE.text,)
+    assert after.text.startswith(f"{CUE.text} ") and after.text != before.text
+    again = talk.reconsider(CUE, unseen)[1]
+    assert spelled(again.prompt.messages[-2].content) == after.text
+
+
+def test_thinking_has_a_phase_of_its_own(talk: Conversation) -> None:
+    talk.switch_thinking(True)
+    phases: list[str] = []
+    answer = talk.ask("red green", lambda text, phase: phases.append(phase))
+    assert phases == ["think", "answer"] and len(answer.generations) == 2
+    assert answer.text.startswith("<think>\n") and answer.text.endswith("</answer>")
+    _, after = talk.reconsider(CUE, unseen)
+    assert after.text.startswith(f"<think>\n{CUE.text} ")
+
+
+def test_completion_continues_the_text_and_refuses_what_needs_turns() -> None:
+    line = ("mode=completion", "quantization=fp32", "sampling.max_new_tokens=4")
+    with api.load("bdh_tiny", *line) as session:
+        talk = Conversation(session, CUE)
+        first = talk.ask("Once upon", unseen)
+        assert first.generations[0].prompt_ids == list(b"Once upon")
+        second = talk.ask(" a time", unseen)
+        ids = [*b"Once upon", *first.generations[0].token_ids, *b" a time"]
+        assert second.generations[0].prompt_ids == ids
+        for work in (lambda: talk.reconsider(CUE, unseen), lambda: talk.switch_thinking(True)):
+            with pytest.raises(SpecError, match="mode=c"):
+                work()
+
+
+def test_bare_words_end_and_help(commands: Commands, said: list[str]) -> None:
+    assert commands.is_command("quit") and not commands.is_command("quit smoking")
+    with pytest.raises(Quit):
+        commands.run("quit")
+    commands.run("help")
+    assert said == [help_text()] and all(name in said[0] for name in NAMES)
