@@ -39,6 +39,7 @@ def test_the_second_start_of_own_questions_asks_nothing(tmp_path: Path) -> None:
 
 def test_every_example_is_run_by_a_test() -> None:
     known = {"two_pass.sh", "own_questions.sh", "read_rows.py", "train_tiny.py", *ASKING}
+    known |= {"demo_questions.py"}  # tests/tasks/test_demo.py
     assert {path.name for path in (ROOT / "examples").iterdir() if path.is_file()} == known
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from pipeline.protocols import Backend, Generation, Group, Message, Prompt, Request
+from pipeline.run.point import refuse_what_it_cannot
 from pipeline.run.seeds import row_seed
 from pipeline.spec import RunSpec, Sampling, SpecError, require
 
@@ -90,7 +91,9 @@ class Session:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        """Load the model."""
+        """Load the model. Raises SpecError for a setting that the backend cannot honour."""
+        require(self.spec.run.budget is None, "run.budget", "be null: only runs stop by it", "one")
+        refuse_what_it_cannot(self.spec, self.backend)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

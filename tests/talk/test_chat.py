@@ -37,6 +37,23 @@ def test_with_nothing_to_answer_it_says_what_to_do() -> None:
     assert done.returncode == 1 and "pipe lines into it" in done.stderr
 
 
+@pytest.mark.parametrize("model", ["bdh_tiny", "mini_llm_tiny"])
+def test_models_of_our_own_architectures_continue_a_text(model: str) -> None:
+    line = ("launch/chat.py", f"model={model}", "quantization=fp32", "sampling.max_new_tokens=8")
+    done = subprocess.run(
+        [sys.executable, *line],
+        input="The import statement\n/entropy on\n/retry\nquit\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{model}" in done.stdout and "completion" in done.stdout
+    assert done.stdout.count("8 tokens") == 2, done.stdout
+
+
 class Terminal:
     """A tmux session of 100 columns that runs one command."""
 

@@ -61,6 +61,11 @@ def test_what_is_wrong_is_said() -> None:
         api.load("smollm2", "backend=echo", "sampling.temperature=-1")
     with pytest.raises(SpecError, match="mode must be one of auto, chat, completion"):
         api.load("smollm2", "backend=echo", "mode=sing")
+    with (
+        pytest.raises(SpecError, match="run.budget must be null"),
+        api.load("smollm2", "backend=echo", "run.budget=1"),
+    ):
+        pass
     with pytest.raises(SpecError, match="with load"):
         api.load("smollm2", "backend=echo").generate("x")
     with api.load("smollm2", "backend=echo") as model:
