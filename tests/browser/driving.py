@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -64,10 +65,15 @@ def local(url: str) -> bool:
 
 def wait(made: Callable[[], Any]) -> Any:
     end = time.monotonic() + SECONDS
-    while not (value := made()):
+    while True:
+        try:
+            value = made()
+        except StaleElementReferenceException:  # the page has drawn it anew meanwhile
+            value = None
+        if value:
+            return value
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.03)
-    return value
 
 
 def open_page(driver: Browser, page: Path, fragment: str) -> None:
