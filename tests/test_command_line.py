@@ -1,5 +1,6 @@
 """What a person gets wrong on a command line ends in one sentence that names it, and status 2."""
 
+import json
 import os
 import subprocess
 import sys
@@ -194,8 +195,9 @@ def test_an_sbatch_option_that_the_schema_lacks_is_settable_without_a_plus() -> 
 
 
 def test_a_run_folder_is_run_again_by_its_own_line(tmp_path: Path) -> None:
-    (tmp_path / "run.json").touch()
-    (tmp_path / "overrides.yaml").write_text("- task=math\n- backend=echo\n- run.seed=3\n")
+    latest = {"overrides": ["task=math", "backend=echo", "run.seed=3"], "attempts": []}
+    (tmp_path / "run.json").write_text(json.dumps(latest))
+    (tmp_path / "overrides.yaml").write_text("- task=qa\n")  # the first line, which is not it
     words = arguments([f"rerun={tmp_path}", "run.name=again", "run.seed=4"])
     assert words == ["task=math", "backend=echo", "run.name=again", "run.seed=4"]
     with pytest.raises(SpecError, match=f"rerun={tmp_path}"):

@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from pipeline.spec import SpecError
+from pipeline.store.run_record import read_record
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_FLAGS = ("--config-path", "-cp", "--config-dir", "-cd", "--config-name", "-cn")
@@ -36,14 +33,16 @@ def overrides_of_folders(words: Sequence[str]) -> list[str]:
 
 
 def overrides_in(folder: Path) -> list[str]:
-    """The command line that made a run folder. Raises SpecError where it is not there."""
-    path = folder / "overrides.yaml"
-    try:
-        overrides = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise SpecError(f"rerun must name a run folder, {path} cannot be read: {error}") from error
+    """The latest command line that a run folder was opened with; its run.json has it.
+
+    `overrides.yaml` is written once and keeps the first. Raises SpecError where it is not there.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        raise SpecError(f"rerun must name a run folder, and there is no {path}")
+    overrides = read_record(path, "overrides")["overrides"]
     if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
-        raise SpecError(f"rerun must name a run folder, {path} is no list of overrides")
+        raise SpecError(f"rerun must name a run folder, {path} has no list of overrides")
     return [str(override) for override in overrides]
 
 

@@ -4,7 +4,6 @@ A folder has `config.json` and `model.safetensors` or `model.pt`, or training ch
 `checkpoint-0001000.pt` (`model_state_dict` and `step`) beside its `config.json`.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from components.models.converters.state_dicts import (
     unwrapped,
 )
 from components.models.hashes import tokenizer_folder
+from components.models.weight_files import read_json
 from pipeline.spec import SpecError
 
 _SIZES = ("n_layer", "n_embd", "n_head", "mlp_internal_dim_multiplier", "vocab_size", "dropout")
@@ -60,10 +60,8 @@ def tokenizer(path: Path) -> PreTrainedTokenizerBase:
     own = tokenizer_folder(folder)
     if own is not None:
         return PreTrainedTokenizerFast.from_pretrained(own)
-    kind, size = (
-        _config(folder).get("tokenizer_type", "byte"),
-        _config(folder).get("vocab_size", 256),
-    )
+    values = _config(folder)
+    kind, size = values.get("tokenizer_type", "byte"), values.get("vocab_size", 256)
     if kind != "byte" or size != 256:
         raise SpecError(
             f"{folder} must hold the files of its {kind} tokenizer of {size} entries, in itself or "
@@ -74,11 +72,7 @@ def tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}") from error
-    return values if isinstance(values, dict) else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _weights(folder: Path) -> Path:

@@ -4,7 +4,6 @@ The original turns neighbouring components of a head (2j, 2j + 1); Llama turns c
 component j + half. Reordering the rows of the query and key weights makes them equal.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from components.models.converters.state_dicts import (
     unwrapped,
 )
 from components.models.hashes import tokenizer_folder
+from components.models.weight_files import read_json
 from pipeline.spec import SpecError
 
 PICKLED = "ckpt.pt"
@@ -128,11 +128,7 @@ def _args(given: Any, path: Path) -> ModelArgs:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise SpecError(f"{path} is not JSON: {error}") from error
-    return values if isinstance(values, dict) else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def _is_tied(state: dict[str, Tensor]) -> bool:
