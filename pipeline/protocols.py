@@ -114,6 +114,22 @@ class Generation:
 Piece = str | Generation
 
 
+@dataclass(frozen=True, slots=True)
+class ForcedTokens:
+    """Given ids after a given prompt, to be scored as if the model had generated them."""
+
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What `Generation` says of tokens, for given ones: one number per id."""
+
+    entropies: list[float]
+    logprobs: list[float]
+
+
 def spelled(pieces: Iterable[Piece]) -> str:
     """The text of pieces, one after another."""
     return "".join(piece if isinstance(piece, str) else piece.spelled for piece in pieces)
@@ -189,6 +205,7 @@ class Capabilities:
     logprobs: bool = False
     beams: bool = False
     many_per_request: bool = False
+    scores: bool = False  # `force` and `score`: exact numbers of ids that are given
     streaming: bool = False  # `on_token` hears text while the rest is still being generated
     filters: tuple[str, ...] = FILTERS  # of Sampling, those it honours; others must be off
     paid: bool = False  # every answer costs: a stopping run waits for those under way
@@ -316,6 +333,24 @@ class Backend(Protocol):
         Raises:
             PromptTooLongError: the prompt does not fit into the model's context.
             BackendLostError: this request and every other would fail.
+        """
+        raise NotImplementedError
+
+    def force(self, prompt: Prompt, generation: Generation) -> ForcedTokens:
+        """The ids of a prompt, and those of a generation that followed it, to be scored.
+
+        A generation without ids is encoded: its text, and the stop string that ended it.
+        """
+        raise NotImplementedError
+
+    async def score(self, rows: Sequence[ForcedTokens]) -> list[TokenScores]:
+        """What the decoder would have measured, had it drawn these ids: raw, at temperature 1.
+
+        Rows may be of any lengths and none changes another's numbers. A backend that can says
+        `Capabilities(scores=True)`; it can score while it generates.
+
+        Raises:
+            SpecError: a prompt is empty, or ids are not the model's or more than its positions.
         """
         raise NotImplementedError
 

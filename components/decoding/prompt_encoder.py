@@ -75,6 +75,10 @@ class PromptEncoder:
         """The prompt as the model sees it: its ids as text, special tokens included."""
         return self.decode(self.encode(prompt).ids)
 
+    def continued(self, text: str) -> list[int]:
+        """The ids of text that goes on after a prompt."""
+        return self._spliced(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens spelled out."""
         text = self.tokenizer.decode(

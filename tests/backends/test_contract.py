@@ -19,12 +19,14 @@ from pipeline.protocols import (
     TRUNCATED,
     Backend,
     Capabilities,
+    ForcedTokens,
     Generation,
     Group,
     Message,
     Prompt,
     PromptTooLongError,
     Request,
+    TokenScores,
 )
 from pipeline.run.point import refuse_what_it_cannot
 from pipeline.spec import Sampling, SpecError
@@ -135,6 +137,24 @@ def test_answers_come_to_who_asked_and_hang_on_the_request_alone(line: Line) -> 
     together, alone = using(line, work)
     assert [said(each) for each in together] == [said(each) for each in alone]
     assert len({each.text for each in together}) > 1, "another seed, another text"
+
+
+def test_given_ids_are_scored_as_they_were_drawn_or_it_says_that_it_cannot(line: Line) -> None:
+    able = backend_of(line).capabilities
+    if not able.scores:
+        with pytest.raises(NotImplementedError):
+            using(line, lambda backend: backend.score([ForcedTokens([1], [2])]))
+        return
+
+    async def work(backend: Backend) -> tuple[Generation, TokenScores]:
+        asked = request(3)
+        drawn = await backend.generate(asked)
+        (scores,) = await backend.score([backend.force(asked.prompt, drawn)])
+        return drawn, scores
+
+    drawn, scores = using(line, work)
+    assert scores.entropies == pytest.approx(drawn.entropies, abs=1e-4)
+    assert scores.logprobs == pytest.approx(drawn.logprobs, abs=1e-4)
 
 
 def test_counts_and_series_fit_the_text(line: Line) -> None:

@@ -13,6 +13,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,12 +21,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from components.backends.hf.batches import Batches
+from components.backends.hf.forced_reading import reader_for
 from components.backends.hf.processor import has_bfloat16
 from components.backends.hf.rowwise import FIXED_ORDER
+from components.backends.hf.scoring import Scorer
 from components.backends.hf.slots.build import Options, scheduler_factory, slots_for
 from components.backends.hf.slots.engine import Engine
 from components.backends.hf.slots.fit import UnfitModelError, fit
+from components.backends.hf.slots.kv_cache import LayerShape
 from components.backends.hf.static import StaticDecoder
+from components.decoding.forced_rows import Visit
 from components.decoding.prompt_encoder import PromptEncoder
 from components.decoding.sequence import Limits, TokenSequence
 from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
@@ -42,10 +47,12 @@ from components.quantization.report import weights_report
 from pipeline.protocols import (
     Backend,
     Capabilities,
+    ForcedTokens,
     Generation,
     Prompt,
     PromptTooLongError,
     Request,
+    TokenScores,
 )
 from pipeline.spec import ModelSpec, SpecError, require
 
@@ -62,6 +69,7 @@ class HfBackend(Backend):
         assistant_prefill=True,
         entropy=True,
         logprobs=True,
+        scores=True,
         streaming=True,
     )
 
@@ -116,6 +124,7 @@ class HfBackend(Backend):
         self._limits: Limits | None = None
         self._weights: dict[str, Any] | None = None
         self._queue: Batches | Engine | None = None
+        self._scorer: Scorer | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
         self._unfinished: set[TokenSequence] = set()
 
@@ -188,7 +197,7 @@ class HfBackend(Backend):
         """Drop what is running and free the model."""
         if self._queue is not None:
             await self._queue.close()
-        self._model = self._queue = None
+        self._model = self._queue = self._scorer = None
         if self._device.type == "cuda":
             gc.collect()  # compiled layers and what they call hold each other
             torch.cuda.empty_cache()
@@ -216,6 +225,28 @@ class HfBackend(Backend):
         self._counters["prompt_tokens"] += generation.prompt_tokens
         self._counters["generated_tokens"] += len(generation.token_ids)
         return generation
+
+    def force(self, prompt: Prompt, generation: Generation) -> ForcedTokens:
+        """As `Backend.force`; loads a tokenizer at most."""
+        encoder = self._encoder()
+        ids = generation.token_ids or encoder.continued(generation.spelled)
+        return ForcedTokens(encoder.encode(prompt).ids, ids)
+
+    async def score(self, rows: Sequence[ForcedTokens]) -> list[TokenScores]:
+        """As `Backend.score`, in the decoder's thread.
+
+        Raises:
+            SpecError: as `Backend.score`.
+            FloatingPointError: the model's logits are not finite.
+            MemoryError: a single position does not fit.
+        """
+        assert self._queue is not None and self._scorer is not None, "not entered"
+        return await self._queue.call(partial(self._scorer.score, rows))
+
+    async def read_logits(self, rows: Sequence[ForcedTokens], visit: Visit) -> None:
+        """Show the raw logits before each given id to `visit`, in the decoder's thread."""
+        assert self._queue is not None and self._scorer is not None, "not entered"
+        await self._queue.call(partial(self._scorer.read, rows, visit))
 
     def release(self, trace_id: int) -> None:
         """The trace is over: the decoder forgets what it has cached."""
@@ -256,6 +287,7 @@ class HfBackend(Backend):
             if make is not None:
                 return make
         static = StaticDecoder(model, allowed, self._use_cache, self._threads)
+        self._scorer = self._make_scorer(model, paged=False)
         return lambda: Batches(static.run, self._batch_size)
 
     def _slots(self, model: PreTrainedModel, allowed: torch.Tensor) -> Callable[[], Engine] | None:
@@ -267,9 +299,18 @@ class HfBackend(Backend):
             require(self._decoder == "auto", "backend.decoder", rule, self._decoder)
             _LOG.warning("decoding with generate, since the model does not fit slots: %s", error)
             return None
+        self._scorer = self._make_scorer(model, paged=isinstance(layers[0], LayerShape))
         slots = slots_for(self.options, self._device)
         make = scheduler_factory(model, layers, allowed, self.options)
         return lambda: Engine(make, slots, self._threads, self._device)
+
+    def _make_scorer(self, model: PreTrainedModel, paged: bool) -> Scorer:
+        assert self._limits is not None
+        return Scorer(
+            partial(reader_for, model, paged, self._use_cache),
+            embedding_size(model),
+            self._limits.context,
+        )
 
     def _load_model(self) -> PreTrainedModel:
         model = load_model(self._ready(), self._spec, self._quantization, self._device)

@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from pipeline.protocols import Generation
 _LOG = logging.getLogger(__name__)
 _LULL = 0.004  # seconds without a new request after which a batch starts that is not full
 
+Result = TypeVar("Result")
 Run = Callable[[Sequence[TokenSequence], Callable[[TokenSequence], None]], None]
 
 
@@ -56,6 +57,15 @@ class Batches:
     async def submit(self, sequence: TokenSequence) -> Generation:
         """As `Submissions.submit`."""
         return await self._submissions.submit(sequence)
+
+    async def call(self, work: Callable[[], Result]) -> Result:
+        """Run `work` in the decoder's thread, between two batches.
+
+        Raises:
+            RuntimeError: the decoder is closed.
+            Exception: what `work` raises.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def close(self) -> None:
         """Drop all sequences and wait for the thread, which ends within one step."""

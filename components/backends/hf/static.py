@@ -81,7 +81,7 @@ class StaticDecoder:
             use_cache=self._use_cache,
             pad_token_id=0,
         )
-        with torch.inference_mode(), _within_context(self._model):
+        with torch.inference_mode(), within_context(self._model):
             self._model.generate(
                 **inputs,
                 generation_config=config,
@@ -172,7 +172,7 @@ class _Ended(StoppingCriteria):
 
 
 @contextmanager
-def _within_context(model: Any) -> Iterator[None]:
+def within_context(model: Any) -> Iterator[None]:
     """Keep positions within the context: rows that have ended are computed on with their batch."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 

@@ -161,7 +161,9 @@ class PrefillFrame:
         """`pages` and `offsets` say where every token of the call is cached."""
         self._cache = cache
         self._pages, self._offsets = pages, offsets
-        self._chunks = [(chunk, _causal(chunk, pages.device)) for chunk in chunks]
+        self._chunks = [
+            (chunk, causal_mask(chunk.count, chunk.length, pages.device)) for chunk in chunks
+        ]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Causal attention of every sequence to its own tokens."""
@@ -192,12 +194,15 @@ class PrefillFrame:
         return both[0][:, :, : chunk.length], both[1][:, :, : chunk.length]
 
 
-def _causal(chunk: PrefillChunk, device: torch.device) -> Tensor | None:
-    """Which tokens each new token sees, bool [count, length]; None if `is_causal` expresses it."""
-    if chunk.count in (1, chunk.length):
+def causal_mask(count: int, length: int, device: torch.device) -> Tensor | None:
+    """Which of `length` tokens each of the last `count` sees, bool [count, length].
+
+    None if the argument `is_causal` expresses it.
+    """
+    if count in (1, length):
         return None
-    full = torch.ones(chunk.count, chunk.length, dtype=torch.bool, device=device)
-    return full.tril(chunk.length - chunk.count)
+    full = torch.ones(count, length, dtype=torch.bool, device=device)
+    return full.tril(length - count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +25,7 @@ from components.decoding.sequence import TokenSequence
 from pipeline.protocols import Generation
 
 _LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 class Engine:
@@ -39,6 +41,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[QueuedSequence] = deque()
         self._released: deque[int] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Event()
         self._submissions = Submissions(self._inbox.append, self._wake.set)
         self._closed = False
@@ -59,6 +62,25 @@ class Engine:
         """As `Submissions.submit`."""
         return await self._submissions.submit(sequence)
 
+    async def call(self, work: Callable[[], Result]) -> Result:
+        """Run `work` in the decoder's thread, between two steps; the model is its own meanwhile.
+
+        Raises:
+            RuntimeError: the decoder is closed.
+            Exception: what `work` raises.
+        """
+        future: Future[Result] = Future()
+        self._calls.append((work, future))
+        self._wake.set()
+        if self._closed:
+            future.cancel()
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise RuntimeError("the backend was closed") from None
+            raise
+
     def release(self, trace_id: int) -> None:
         """The trace is over: what it has cached is evicted first."""
         self._released.append(trace_id)
@@ -75,6 +97,8 @@ class Engine:
         error = self._submissions.close(cause)
         hand_back(self.scheduler.take_finished())
         fail([*self._inbox, *self.scheduler.unfinished()], error)
+        for _, future in self._calls:
+            future.cancel()
         self.scheduler.clear()
 
     def _run(self) -> None:
@@ -102,6 +126,7 @@ class Engine:
         while not self._closed:
             self._wake.clear()
             self._take_in()
+            self._run_calls()
             try:
                 finished = self.scheduler.step()
             except (RuntimeError, MemoryError, ValueError, ArithmeticError) as error:
@@ -109,8 +134,18 @@ class Engine:
                 continue
             if finished:
                 self._loop.call_soon_threadsafe(hand_back, finished)
-            if not finished and self.scheduler.idle and not self._inbox:
+            if not finished and self.scheduler.idle and not (self._inbox or self._calls):
                 self._wake.wait()
+
+    def _run_calls(self) -> None:
+        while self._calls and not self._closed:
+            work, future = self._calls.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except Exception as error:  # whoever asked gets it; the decoder goes on
+                future.set_exception(error)
 
     def _take_in(self) -> None:
         while self._inbox:

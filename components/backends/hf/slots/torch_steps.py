@@ -38,7 +38,7 @@ class TorchSteps:
         self._allowed = None if bool(allowed.all()) else allowed
         self._device = model.device
         self._team = ThreadTeam()
-        self._parallel = model.device.type == "cpu" and _rotates_alike(model)
+        self._parallel = model.device.type == "cpu" and rotates_alike(model)
 
     def steps_per_launch(self, num_sequences: int) -> int:
         """One: every step waits for the one before."""
@@ -168,7 +168,7 @@ def _joined(parts: Sequence[DrawnTokens]) -> DrawnTokens | None:
     return DrawnTokens(sequences, *columns)
 
 
-def _rotates_alike(model: PreTrainedModel) -> bool:
+def rotates_alike(model: PreTrainedModel) -> bool:
     """Whether rotary frequencies are the same in every call, so that calls may run in parallel."""
     config = model.config.get_text_config()
     parameters = (
