@@ -15,7 +15,7 @@ from pipeline.run.row_fields import row_of
 from pipeline.run.shared_pass1 import SharedPass1
 from pipeline.run.trace import StoppedError, Trace
 from pipeline.spec import SpecError
-from pipeline.store.files import Row
+from pipeline.store.files import Row, StoreError
 from pipeline.store.leases import Held, Leases
 from pipeline.store.rows import Key
 from pipeline.store.run_folder import FolderPlan, RunFolder, open_run_folder
@@ -96,6 +96,11 @@ class Session:
                 return None
             await self.folder.rows.synced()
         except (BudgetSpentError, StoppedError) as error:
+            self._pass1.withhold(example, sample, error)
+            return None
+        except StoreError as error:
+            if not self.folder.is_taken_over(key):
+                raise
             self._pass1.withhold(example, sample, error)
             return None
         finally:

@@ -17,6 +17,7 @@ NUM_CHUNKS = 256  # fixed by the example's id alone, so any number of shards agr
 ALONE, MERGE, CHUNK = "all", "merge", "chunk-"
 CHARACTERS_PER_TRACE = 200  # what even the shortest question costs
 MERGE_SECONDS = 10.0  # how long the lease for merging is waited for
+POLL_SECONDS = 0.1  # between two looks at who merges
 
 Traces = list[tuple[Example, int]]
 
@@ -76,12 +77,21 @@ class Claims:
         """
         for name in filter(left, list(self._untaken)):
             try:
-                lease = self.whole_lease or self.leases.take(name)
+                lease = self.whole_lease or self._take_chunk(name)
             except Held:
                 continue
             self._untaken.remove(name)
             return lease
         return None
+
+    def _take_chunk(self, name: str) -> Lease:
+        """Take a chunk, once nobody merges: of two who look at each other's lease one sees it."""
+        while True:
+            lease = self.leases.take(name)
+            if not self.leases.held_by_others(MERGE):
+                return lease
+            self.leases.give_back(lease)
+            time.sleep(POLL_SECONDS)
 
     def start(self, lease: Lease, traces: Traces) -> None:
         """The traces of a chunk begin."""
@@ -118,15 +128,22 @@ class Claims:
         )
 
     def try_merge_lease(self) -> Lease | None:
-        """The lease for what one writer does for all at the end; None if another is at it.
+        """The lease for what one writer does for all at the end.
 
-        Waits for it, in a thread, for `MERGE_SECONDS` at most.
+        None if another is at it, or will be: those who still hold chunks, perhaps with samples of
+        which this writer was not told, need their parts and journals. Waits, in a thread, for
+        `MERGE_SECONDS` at most.
         """
-        for _ in range(int(MERGE_SECONDS / 0.1)):
+        for _ in range(int(MERGE_SECONDS / POLL_SECONDS)):
             try:
-                return self.whole_lease or self.leases.take(MERGE)
+                lease = self.whole_lease or self.leases.take(MERGE)
             except Held:
-                time.sleep(0.1)
+                time.sleep(POLL_SECONDS)
+                continue
+            if self.whole_lease or not self.leases.held_by_others(CHUNK):
+                return lease
+            self.leases.give_back(lease)
+            return None
         return None
 
     def merge_done(self, lease: Lease) -> None:

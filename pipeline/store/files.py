@@ -173,6 +173,17 @@ class AppendFile:
             self.num_written += 1
             return offset
 
+    def reopen_if_removed(self) -> bool:
+        """Go on in a new file of the same name where what was written is merged into another."""
+        with self._flush_mutex, self._append_mutex:
+            is_removed = os.fstat(self._file.fileno()).st_nlink == 0
+            if is_removed:
+                name = str(self._file.name)
+                self._file.close()
+                self._file = FileIO(name, "ab")
+                self._num_flushed = self.num_written
+            return is_removed
+
     def flush(self) -> None:
         """Return once everything appended so far is on disk. Thread-safe."""
         self._flush(self.num_written)

@@ -110,6 +110,10 @@ class Journal:
         """
         self._open_file().append(_encoded(entry, generation))
 
+    def reopen_if_removed(self) -> bool:
+        """Begin a new file where the own one was removed, since its rows are finished."""
+        return self._open_file().reopen_if_removed()
+
     async def synced(self) -> None:
         """Return once everything put so far is on disk."""
         await self._open_file().synced()

@@ -180,10 +180,19 @@ class Leases:
 
     def doubtful(self, name: str) -> bool:
         """Whether a lease is held by another writer of whom it is not known yet if it lives."""
+        holder = self._other_holder(name)
+        return holder is not None and self.alive(holder) is None
+
+    def held_by_others(self, prefix: str) -> bool:
+        """Whether others, who are not known to be dead, hold leases whose names begin so."""
+        names = {path.name.rpartition(".")[0] for path in self.folder.glob(f"{prefix}*.[0-9]*")}
+        holders = {self._other_holder(name) for name in names} - {None}
+        return any(self.alive(str(holder)) is not False for holder in holders)
+
+    def _other_holder(self, name: str) -> str | None:
         content = self._latest(name)[1]
-        writer = str(content.get("writer"))
-        another = content.get("state") == "held" and writer != self.writer
-        return another and self.alive(writer) is None
+        is_held = content.get("state") == "held" and content.get("writer") != self.writer
+        return str(content.get("writer")) if is_held else None
 
     def clear(self, prefix: str) -> None:
         """Remove the lease files of names that begin so."""

@@ -321,6 +321,10 @@ class Rows:
             if offset == end:  # else the file was changed from outside: `refresh` reads it anew
                 self._read_to[self.own] = inode, offset + len(data)
 
+    def reopen_if_removed(self) -> bool:
+        """Begin a new part where the own one was merged; `refresh` then finds where rows went."""
+        return self._file.reopen_if_removed()
+
     def flush(self) -> None:
         """Return once every row appended so far is on disk."""
         self._file.flush()
@@ -340,6 +344,8 @@ class Rows:
         raw = read_bytes(place)
         head = head_of(raw)
         if head is None or not is_keyed(head) or key_of(head) != key or not self._is_ours(head):
+            if self.fence:
+                self.fence.check()  # a lost lease says more than the changed line that it causes
             raise StoreError(
                 f"{place.path}: the line at byte {place.line.offset} is no longer the row of "
                 f"{key.example_id}, sample {key.sample_idx}: the file was changed while it was in "

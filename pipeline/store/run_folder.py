@@ -100,14 +100,23 @@ class RunFolder:
         if self.plan.shared:
             self.rows.refresh()
         while lease := self.claims.take(self.left):
-            if self.plan.shared and lease.epoch > 1:  # another had it: rows, generations are left
-                self.rows.refresh()
+            if self.plan.shared and (self._was_merged() or lease.epoch > 1):
+                self.rows.refresh()  # another had it: rows, generations are left
                 self.journal.learn(self.rows.complete)
             traces = self.left(lease.name)
             self.claims.start(lease, traces)
             if traces:
                 return traces
         return []
+
+    def _was_merged(self) -> bool:
+        """Whether another shard, which had less to do, merged; then own files begin anew."""
+        merged = [file.reopen_if_removed() for file in (self.rows, self.journal)]
+        return any(merged)
+
+    def is_taken_over(self, key: Key) -> bool:
+        """Whether another shard has taken the trace of a row over."""
+        return self.plan.shared and not self.claims.held(key)
 
     def is_in_doubt(self) -> bool:
         """Whether work may come back from writers that are perhaps dead."""
@@ -123,10 +132,9 @@ class RunFolder:
             StoreError: the file cannot be written, or another process has taken the folder over.
         """
         key = Key(row["example_id"], row["sample_idx"])
-        if not self.claims.held(key):
-            if self.plan.shared:
-                return False
-            self.check_lease()
+        if self.is_taken_over(key):
+            return False
+        self.check_lease()
         self.rows.append(row)
         self.record.row_done(num_tokens(row))
         return True
@@ -182,7 +190,7 @@ class RunFolder:
         lease = self.claims.try_merge_lease()
         if lease is None:
             return
-        remove_scratch(self.plan.folder, self._living())
+        _remove_scratch(self.plan.folder, self.claims.leases)
         fence = _fence_of(self.plan.folder, self.claims.leases, lease)
         self.rows.fence = self.record.fence = fence
         self.rows.settle(self.plan.order)
@@ -230,7 +238,7 @@ def _opened(plan: FolderPlan, claims: Claims) -> RunFolder:
     whole, writer = claims.whole_lease, claims.leases.writer
     fence = _fence_of(plan.folder, claims.leases, whole)
     if whole and whole.inherited:
-        remove_scratch(plan.folder, _living(claims.leases))
+        _remove_scratch(plan.folder, claims.leases)
     record = RunRecord(plan.folder, plan.facts, plan.shared, plan.shard, fence)
     record.open()  # looks again: whoever held the lease until now may have had another spec
     if whole and whole.inherited and plan.rows_path.exists():
@@ -265,6 +273,13 @@ def _fence_of(folder: Path, leases: Leases, lease: Lease | None) -> Fence:
         raise StoreError(f"another process has taken {folder} over; this one ends")
 
     return Fence(leases.writer, check)
+
+
+def _remove_scratch(folder: Path, leases: Leases) -> None:
+    """Remove what killed writers left half written, among the leases too."""
+    living = _living(leases)
+    for place in (folder, leases.folder):
+        remove_scratch(place, living)
 
 
 def _living(leases: Leases) -> set[str]:

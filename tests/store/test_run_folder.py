@@ -59,6 +59,10 @@ def is_record(_: Any, path: Any) -> bool:
     return str(path).endswith("run.json")
 
 
+def is_lease(_: Any, path: Any) -> bool:
+    return Path(path).parent.name == ".leases"
+
+
 def paused(made: Point, owner: Any, name: str, when: Callable[..., bool]) -> int:
     """A child that runs a point and has stopped itself before the function."""
     if (child := os.fork()) == 0:
@@ -67,9 +71,11 @@ def paused(made: Point, owner: Any, name: str, when: Callable[..., bool]) -> int
             pauses_before(owner, name, when)
             go(made)
             status = 0
-        except (StoreError, SpecError) as error:
-            print(error, file=sys.stderr)
+        except SpecError:
             status = 2
+        except StoreError as error:
+            print(error, file=sys.stderr)
+            status = 2 if "another process has taken" in str(error) else 4
         finally:
             os._exit(status)
     _, state = os.waitpid(child, os.WUNTRACED)
@@ -91,6 +97,7 @@ LINES: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "before it closes": (RunFolder, "close", ALWAYS),
     "before it ends its record": (RunRecord, "close", ALWAYS),
     "before it settles its rows": (Rows, "settle", ALWAYS),
+    "while it reads the rows that it settles": (Rows, "_line_of", ALWAYS),
     "right before the rows are replaced": (os, "replace", is_rows),
     "right before the record is replaced": (os, "replace", is_record),
 }
@@ -167,9 +174,9 @@ def test_attempt_numbers_go_on_from_the_rows_where_run_json_was_moved_away(tmp_p
     assert {row["attempt"] for _, row in read_lines(more.rows_path) if row} == {1, 2}
 
 
-def killed(made: Point, owner: Any, name: str) -> None:
+def killed(made: Point, owner: Any, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
     """Run a point in a child that is killed before the function."""
-    child = paused(made, owner, name, ALWAYS)
+    child = paused(made, owner, name, when)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
@@ -193,12 +200,15 @@ def test_a_point_killed_after_its_last_row_is_complete_after_a_rerun(tmp_path: P
     assert (tmp_path / "run.json").read_bytes() == record
 
 
-def test_what_killed_writers_left_half_written_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", [is_rows, is_record, is_lease])
+def test_what_killed_writers_left_half_written_is_removed(
+    tmp_path: Path, when: Callable[..., bool]
+) -> None:
     made = small(tmp_path)
-    killed(made, os, "replace")
-    assert list(tmp_path.glob(".*.tmp"))
+    killed(made, os, "replace", when)
+    assert list(tmp_path.rglob(".*.tmp"))
     assert go(made).status == "complete"
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_rows_cut_off_from_outside_are_noticed_and_made_again(tmp_path: Path) -> None:

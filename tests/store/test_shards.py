@@ -6,7 +6,9 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ from pipeline.run.executor import execute
 from pipeline.run.point import Point
 from pipeline.run.session import Session, open_now
 from pipeline.spec import CueText
-from pipeline.store.claims import chunk_of
+from pipeline.store.claims import CHUNK, MERGE, chunk_of
 from pipeline.store.files import StoreError, read_lines
 from pipeline.store.leases import Leases
-from pipeline.store.rows import parts_of, read_rows
+from pipeline.store.rows import Key, parts_of, read_rows
 from pipeline.store.run_record import attempts_of
 from tests.fakes.configs import ROOT
 from tests.fakes.toy_task import ToyTask
@@ -158,6 +160,55 @@ def test_a_finished_point_with_a_new_cue_is_shared_out_and_merged_again(tmp_path
     session = go(shard(tmp_path))
     assert session.status == "complete" and all(row["pass2"] for row in rows_of(session.point))
     assert len(rows_of(session.point)) == 48
+
+
+def test_a_shard_that_was_asked_for_more_goes_on_when_another_is_done(tmp_path: Path) -> None:
+    """The other may not merge while chunks are held, since merging removes parts and journals."""
+    session, mine, others = open_now(shard(tmp_path, samples=3)), Counting(), Counting()
+    example, sample = asyncio.run(session.next_trace())
+    asyncio.run(session.run_trace(example, sample, 0, mine))
+    _, second = asyncio.run(session.next_trace())
+    asyncio.run(session.run_trace(example, second, 1, mine))
+    assert go(shard(tmp_path), others).status == "complete"
+    assert parts_of(session.point.rows_path), "the rows of who is under way stay where they are"
+    while (trace := asyncio.run(session.next_trace())) is not None:
+        asyncio.run(session.run_trace(*trace, 0, mine))
+    session.close({})
+    assert session.status == "complete" and len(rows_of(session.point)) == 24 * 3
+    asked = Counter(request.seed for request in (*mine.asked, *others.asked))
+    assert set(asked.values()) == {1} and len(asked) == 24 * 3 * 4
+    assert not parts_of(session.point.rows_path)
+    assert [attempt["status"] for attempt in attempts_of(tmp_path)] == ["complete", "complete"]
+
+
+def test_a_shard_between_two_chunks_goes_on_after_another_merged(tmp_path: Path) -> None:
+    session, mine, others = open_now(shard(tmp_path, samples=3)), Counting(), Counting()
+    for number in range(3):
+        asyncio.run(session.run_trace(*asyncio.run(session.next_trace()), number, mine))
+    assert go(shard(tmp_path), others).status == "complete"
+    assert not parts_of(session.point.rows_path), "it held no chunk"
+    while (trace := asyncio.run(session.next_trace())) is not None:
+        asyncio.run(session.run_trace(*trace, 0, mine))
+    session.close({})
+    assert session.status == "complete" and len(rows_of(session.point)) == 24 * 3
+    asked = Counter(request.seed for request in (*mine.asked, *others.asked))
+    assert set(asked.values()) == {1} and len(asked) == 24 * 3 * 4
+
+
+def test_no_chunk_is_taken_while_another_shard_merges(tmp_path: Path) -> None:
+    session, merging = open_now(shard(tmp_path)), Leases(tmp_path, 60)
+    merging.enter()
+    lease = merging.take(MERGE)
+    with ThreadPoolExecutor(1) as thread:
+        claimed = thread.submit(session.folder.claim)
+        time.sleep(0.3)
+        assert not claimed.done()
+        merging.clear(CHUNK)  # what a merge ends with
+        merging.give_back(lease)
+        (example, sample), *_ = claimed.result()
+    assert session.folder.claims.held(Key(example.id, sample))
+    session.close({})
+    merging.close()
 
 
 def start(folder: Path, index: int, shards: int) -> "subprocess.Popen[bytes]":
