@@ -24,9 +24,11 @@ What counts as equal (`is_correct_pred`), kind by kind:
   0.5\% is never 0.5;
 - units, currency, degrees, `\pmod{10}`: may be left out; when both sides name one, it must be the
   same one, and nothing is converted; those of `6 hours and 30 minutes` may not be left out;
+- ratios: `2:3`, `2 to 3` and 4:6 are one; what may be a time of day (`10:25`) counts as written;
 - bases: base and digits must agree; a base left out or added is wrong, except base ten;
 - tuples, intervals: order and brackets count; a tuple may lack its round brackets, in order;
-- bare lists, sets: any order, nothing missing, nothing twice; `\pm` is both signs;
+- bare lists, sets: any order, nothing missing, nothing twice; `\pm` is both signs; a list that goes
+  on with dots has an order; a set given by a rule has the same elements under the same condition;
 - column vectors: equal to the tuple of their entries; a row is not a column, but transposed it is;
 - matrices: entry by entry, a factor in front multiplied in; a determinant is its value;
 - functions in branches: the same values under the same conditions, in any order;
@@ -36,7 +38,7 @@ What counts as equal (`is_correct_pred`), kind by kind:
 - inequalities: up to a positive factor; in one variable, the interval that they describe, also when
   joined by `or` (a union) and `and` (between two bounds), as `x \ne 3` and as a set by its rule;
 - choices: `(B)` is B, and `(B) 12` is B as well as 12;
-- words: without case, blanks and punctuation; `no solution` is the empty set.
+- words: without case, blanks, punctuation and a leading article; `no solution` is the empty set.
 
 Longer than 2,000 characters or unreadable: different. Too slow (`grading_seconds`), too large or a
 crash of the grader: different, and the pass says so in `grading` (`timeout`, `memory`, `crash`).

@@ -29,6 +29,7 @@ _RENAMED = (
     (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
     (re.compile(r"\\dots[cb]?(?![a-zA-Z])|\\ldots(?![a-zA-Z])"), r"\\cdots "),
+    (re.compile(r"(?<=[,; ])\.\.\.(?!\.)"), r"\\cdots "),
     (re.compile(r"\\(?:degree|textdegree)(?![a-zA-Z])"), r"^\\circ "),
     (re.compile(r"\^\s*\{\s*\\circ\s*\}"), r"^\\circ "),
     (re.compile(r"\^\s*\\circ(?![a-zA-Z])"), r"^\\circ "),

@@ -1,8 +1,9 @@
 """Brings a shape to the kind of the one that it is compared with, where both can mean the same."""
 
+from components.grading.math.brackets import split
 from components.grading.math.exact import is_thousands
 from components.grading.math.relations import interval
-from components.grading.math.shape import read, split
+from components.grading.math.shape import read
 from components.grading.math.shapes import (
     REALS,
     Atom,

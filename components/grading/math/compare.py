@@ -7,6 +7,7 @@ from components.grading.math.clean import balanced, clean
 from components.grading.math.coercion import as_list, as_quantity, as_set, as_tuple
 from components.grading.math.exact import number
 from components.grading.math.names import is_name, is_variable
+from components.grading.math.ratios import as_fraction, same_ratio
 from components.grading.math.relations import (
     all_but,
     ascending,
@@ -24,14 +25,19 @@ from components.grading.math.shapes import (
     Group,
     Matrix,
     Quantity,
+    Ratio,
     Relation,
+    Ruled,
     Shape,
     Text,
     Union,
+    kind_of,
 )
+from components.grading.math.units import same_unit
 from components.grading.math.words import same_words, words_of
 
 MAX_LENGTH = 2000
+DOTS = Atom("\\cdots")  # a list that goes on has an order
 
 Outcome = tuple[bool, str]
 
@@ -69,13 +75,17 @@ def same(gold: Shape, pred: Shape) -> Outcome:
         return _relations(gold, pred)
     if isinstance(gold, Matrix) and isinstance(pred, Matrix):
         return _matrices(gold, pred)
+    if isinstance(gold, Ratio) and isinstance(pred, Ratio):
+        return same_ratio(gold, pred)
+    if isinstance(gold, Ruled) and isinstance(pred, Ruled):
+        return _ordered((gold.element, gold.condition), (pred.element, pred.condition))
     if isinstance(gold, Union) and isinstance(pred, Union):
         return _unordered(gold.parts, pred.parts)
     if isinstance(gold, Group) and isinstance(pred, Group):
         return _groups(gold, pred)
     if isinstance(gold, Atom) and isinstance(pred, Atom):
         return _atoms(gold.latex, pred.latex)
-    return False, f"{_name(gold)} against {_name(pred)}"
+    return False, f"{kind_of(gold)} against {kind_of(pred)}"
 
 
 def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
@@ -84,6 +94,7 @@ def _meet(gold: Shape, pred: Shape) -> tuple[Shape, Shape]:
         gold = _as_other(gold)
     if isinstance(pred, Relation) and not isinstance(gold, Relation):
         pred = _as_other(pred)
+    gold, pred = as_fraction(gold, pred), as_fraction(pred, gold)
     gold, pred = as_quantity(gold, pred), as_quantity(pred, gold)
     gold, pred = as_set(gold, pred), as_set(pred, gold)
     if isinstance(gold, Group) and isinstance(pred, Atom):
@@ -146,7 +157,7 @@ def _texts(gold: Shape, pred: Shape) -> Outcome:
 def _quantities(gold: Shape, pred: Shape) -> Outcome:
     ours = gold.unit if isinstance(gold, Quantity) else None
     theirs = pred.unit if isinstance(pred, Quantity) else None
-    if ours is not None and theirs is not None and ours != theirs:
+    if ours is not None and theirs is not None and not same_unit(ours, theirs):
         return False, f"unit {ours} against {theirs}"
     value = gold.value if isinstance(gold, Quantity) else gold
     other = pred.value if isinstance(pred, Quantity) else pred
@@ -161,7 +172,7 @@ def _quantities(gold: Shape, pred: Shape) -> Outcome:
 def _compounds(gold: Shape, pred: Shape) -> Outcome:
     """Quantities in several units: the same units, which may not be left out, and values."""
     if not isinstance(gold, Compound) or not isinstance(pred, Compound):
-        return False, f"{_name(gold)} against {_name(pred)}"
+        return False, f"{kind_of(gold)} against {kind_of(pred)}"
     if [unit for unit, _ in gold.parts] != [unit for unit, _ in pred.parts]:
         return False, "different units"
     return _ordered([value for _, value in gold.parts], [value for _, value in pred.parts])
@@ -233,6 +244,8 @@ def _matrices(gold: Matrix, pred: Matrix) -> Outcome:
 def _groups(gold: Group, pred: Group) -> Outcome:
     ours, theirs = gold.opening, pred.opening
     if {ours, theirs} <= {"", "{"}:
+        if DOTS in (*gold.items, *pred.items):
+            return _ordered(gold.items, pred.items)
         return _unordered(gold.items, pred.items)
     if "{" in (ours, theirs):
         return False, "a set against ordered values"
@@ -287,9 +300,3 @@ def _atoms(gold: str, pred: str) -> Outcome:
     return algebra.equal(
         gold if ours is None else written(ours), pred if theirs is None else written(theirs)
     )
-
-
-def _name(shape: Shape) -> str:
-    if isinstance(shape, Group):
-        return {"": "a list", "{": "a set"}.get(shape.opening, "a tuple or interval")
-    return f"a {type(shape).__name__.lower()}"

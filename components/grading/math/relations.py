@@ -1,8 +1,9 @@
 """What equations and inequalities say: names, intervals, and sides brought together."""
 
+from components.grading.math.brackets import split
 from components.grading.math.exact import number
 from components.grading.math.names import is_name, is_variable
-from components.grading.math.shape import read, split
+from components.grading.math.shape import read
 from components.grading.math.shapes import Group, Relation, Union
 
 

@@ -4,8 +4,11 @@ import re
 from fractions import Fraction
 
 from components.grading.math.bases import in_base
+from components.grading.math.brackets import OPENERS, TOKEN, closes_at_end, split
 from components.grading.math.exact import number
 from components.grading.math.numerals import spelled_number
+from components.grading.math.ratios import ratio
+from components.grading.math.rules import rule
 from components.grading.math.shapes import (
     ORDER,
     REALS,
@@ -16,6 +19,7 @@ from components.grading.math.shapes import (
     Matrix,
     Quantity,
     Relation,
+    Ruled,
     Shape,
     Text,
     Union,
@@ -55,14 +59,11 @@ _EXCEPT = re.compile(
 _EMPTY = re.compile(
     r"\\emptyset|\\\{ ?\\\}|\\text ?\{ ?(?:the )?empty set ?\}|(?:the )?empty set", re.I
 )
-_NONE = re.compile(r"no(?: real)? solutions?|none exist|does not exist", re.IGNORECASE)
 _CHOICE = re.compile(
     r"\\text ?\{ ?\(?([A-J])\)?[.:)]? ?\} ?(?:\\ )?[.:]? ?(\S.*)|\(?([A-J])[).:] ?(\S.*)", re.DOTALL
 )
 _OPEN_ENDS = re.compile(r"(\]|\[)([^\[\]]*[,;][^\[\]]*)(\[|\])")  # ]a, b[ and its halves
 _MEMBER = re.compile(r"[A-Za-z] ?\\in(?![a-zA-Z]) ?")
-_OPENERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle"}
-_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 _RELATIONS = {
     "=": "=",
     "<": "<",
@@ -84,6 +85,9 @@ def read(text: str, depth: int = 0) -> Shape:
     special = in_base(text) or _special(text, depth)
     if special is not None:
         return special
+    listed = WORDS.fullmatch(text)
+    if listed and _AND.search(listed[1]):
+        return read(listed[1], depth + 1)
     head, unit = split_unit(text)
     if unit is not None and number(head) is not None:
         return Quantity(Atom(head), unit)
@@ -188,7 +192,7 @@ def _structured(text: str, depth: int) -> Shape | None:
     signed = plus_minus(text)
     if delimited is None and len(signed) > 1:
         return Group("", "", tuple(read(part, depth + 1) for part in signed))
-    return delimited
+    return ratio(text) if delimited is None and split_unit(text)[1] is None else delimited
 
 
 def _matrix(text: str, depth: int) -> Matrix | None:
@@ -211,15 +215,18 @@ def _matrix(text: str, depth: int) -> Matrix | None:
 
 def _delimited(text: str, depth: int) -> Shape | None:
     """A tuple, interval or set; brackets around a single item are dropped."""
-    tokens = _TOKEN.findall(text)
-    if len(tokens) < 3 or tokens[0] not in _OPENERS or tokens[-1] not in (*_OPENERS.values(),):
+    tokens = TOKEN.findall(text)
+    if len(tokens) < 3 or tokens[0] not in OPENERS or tokens[-1] not in (*OPENERS.values(),):
         return None
-    if not _closes_at_end(tokens):
+    if not closes_at_end(tokens):
         return None
     opening, closing = tokens[0], tokens[-1]
     if (opening == "\\{") != (closing == "\\}"):
         return None
     inner = "".join(tokens[1:-1]).strip()
+    ruled = rule(inner) if opening == "\\{" else None
+    if ruled is not None:
+        return Ruled(*(read(part, depth + 1) for part in ruled))
     items = split(_AND.sub(", ", inner) if opening == "\\{" else inner, (",", ";"))
     if opening == "\\{":
         parts = [part for item in items for part in plus_minus(item)]
@@ -235,34 +242,6 @@ def _delimited(text: str, depth: int) -> Shape | None:
     return Group(opening, closing, tuple(read(item, depth + 1) for item in items))
 
 
-def _closes_at_end(tokens: list[str]) -> bool:
-    depth = 0
-    for place, token in enumerate(tokens):
-        if token in _OPENERS or token == "{":
-            depth += 1
-        elif token in _OPENERS.values() or token == "}":
-            depth -= 1
-            if depth == 0 and place < len(tokens) - 1:
-                return False
-    return depth == 0
-
-
-def split(text: str, separators: tuple[str, ...]) -> list[str]:
-    """Cut at separators that stand outside every bracket."""
-    pieces, current, depth = [], "", 0
-    for token in _TOKEN.findall(text):
-        if token in _OPENERS or token == "{":
-            depth += 1
-        elif token in _OPENERS.values() or token == "}":
-            depth -= 1
-        if depth == 0 and token in separators:
-            pieces.append(current.strip())
-            current = ""
-        else:
-            current += token
-    return [*pieces, current.strip()]
-
-
 def plus_minus(text: str) -> list[str]:
     r"""Both readings of an item with `\pm` (and `\mp`), or the item itself."""
     if re.search(r"\\(?:pm|mp)(?![a-zA-Z])", text) is None:
@@ -276,8 +255,8 @@ def _relation(text: str) -> Relation | None:
     sides: list[str] = []
     signs: list[str] = []
     current, depth = "", 0
-    for token in _TOKEN.findall(text):
-        depth += (token in _OPENERS or token == "{") - (token in _OPENERS.values() or token == "}")
+    for token in TOKEN.findall(text):
+        depth += (token in OPENERS or token == "{") - (token in OPENERS.values() or token == "}")
         sign = _RELATIONS.get(token) if depth == 0 else None
         if sign is None:
             current += token

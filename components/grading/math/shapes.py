@@ -79,6 +79,41 @@ class Compound:
     parts: tuple[tuple[str, "Shape"], ...]
 
 
-Shape = Text | Atom | Based | Quantity | Group | Union | Matrix | Relation | Choice | Compound
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Terms in LaTeX, as in `2:3`; also a time of day such as `10:25`."""
+
+    terms: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """A set given by a rule: what its elements look like, and the condition on them."""
+
+    element: "Shape"
+    condition: "Shape"
+
+
+Shape = (
+    Text
+    | Atom
+    | Based
+    | Quantity
+    | Group
+    | Union
+    | Matrix
+    | Relation
+    | Choice
+    | Compound
+    | Ratio
+    | Ruled
+)
 ORDER = {"<", ">", "<=", ">="}
 REALS = Group("(", ")", (Atom("-\\infty"), Atom("\\infty")))
+
+
+def kind_of(shape: Shape) -> str:
+    """The kind of a shape in words, for reasons."""
+    if isinstance(shape, Group):
+        return {"": "a list", "{": "a set"}.get(shape.opening, "a tuple or interval")
+    return f"a {type(shape).__name__.lower()}"

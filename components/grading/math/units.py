@@ -2,6 +2,8 @@
 
 import re
 
+from components.grading.math.money import split_money
+
 _SPELLINGS = {
     "mm": "mm millimeter millimetre",
     "cm": "cm centimeter centimetre",
@@ -30,6 +32,18 @@ _SPELLINGS = {
     "euro": "euro eur",
     "pound sterling": "gbp",
     "cent": "cent",
+    "rupee": "rupee rs inr",
+    "yen": "yen jpy",
+    "newton": "n newton",
+    "joule": "j joule",
+    "watt": "w watt",
+    "volt": "v volt",
+    "ampere": "a ampere amp",
+    "pascal": "pa pascal",
+    "hertz": "hz hertz",
+    "celsius": "c celsius",
+    "fahrenheit": "f fahrenheit",
+    "kelvin": "k kelvin",
     "degree": "degree deg",
     "radian": "radian rad",
     "unit": "unit",
@@ -46,23 +60,18 @@ _BARE = re.compile(
     r"( ?\^ ?\{?[23]\}?)?"
 )
 _TEXT = re.compile(r"(.*[^\s\\]) ?\\text ?\{([^{}]*)\} ?(\^ ?\{? ?\d ?\}?)?")
-_MARKS = {
-    "\\$": "dollar",
-    "$": "dollar",
-    "\u20ac": "euro",
-    "\\euro": "euro",
-    "\u00a3": "pound sterling",
-    "\\pounds": "pound sterling",
-    "\u00a2": "cent",
-    "\\cent": "cent",
-}
-_NAMED = re.compile(r"(?:\\text ?\{ ?)?(USD|EUR|GBP)(?: ?\})? ?(-?[\d.,]+)")
 _MODULUS = re.compile(
     r"(.*?[^\s(,]),? ?(?:\\pmod ?(?:\{ ?(\w+) ?\}|(\w))"
     r"|\(? ?(?:\\[bp]?mod|mod|modulo|\\text ?\{ ?mod ?\}) ?\{? ?(\w+) ?\}? ?\)?)"
 )
 _ANGLE_FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-gi-z])")
-_LETTER = re.compile(r"(-?[\d.,]*\d) ?((?:sq\.? )?[mhsglM](?: ?\^ ?\{?[23]\}?)?)")
+_LETTER = re.compile(r"(-?[\d.,]*\d) ?((?:sq\.? )?[mhsglMJNVWKACF](?: ?\^ ?\{?[23]\}?)?)")
+_SCALE = re.compile(r"(-?[\d.,]*\d) ?\^\\circ ?([CFK])")
+_QUOTIENT = re.compile(
+    r"\\frac ?\{ ?\\text ?\{([^{}]*)\} ?\} ?\{ ?\\text ?\{([^{}]*)\} ?(\^ ?\{? ?\d ?\}?)? ?\}$"
+)
+_JOINED = re.compile(r"\} ?(?:\\cdot|\\times|(/)) ?\\text ?\{")
+_MEGA = re.compile(r"\bM(?=(?:W|J|N|Pa|Hz|V|A|eV)\b)")
 _FUNCTIONS = {
     "sin",
     "cos",
@@ -115,14 +124,19 @@ def split_unit(text: str) -> tuple[str, str | None]:
     Read from a trailing `\text{...}`, a degree sign, a dollar sign in front, or a known or long
     bare word after a number.
     """
-    for mark, currency in _MARKS.items():
-        if text.startswith(mark):
-            return text.removeprefix(mark).strip(), currency
-        if text.endswith(mark):
-            return text.removesuffix(mark).strip(), currency
-    named = _NAMED.fullmatch(text)
-    if named:
-        return named[2], canonical_unit(named[1])
+    money = split_money(text)
+    if money is None:
+        return _split_named(text)
+    amount, rate = _split_named(money[0])
+    return (amount, money[1] + rate) if rate and rate.startswith("/") else money
+
+
+def _split_named(text: str) -> tuple[str, str | None]:
+    """As `split_unit`, of a text without a currency sign."""
+    text = _in_one_text(text)
+    scale = _SCALE.fullmatch(text)
+    if scale and not _ANGLE_FUNCTION.search(text):
+        return scale[1], _CANON[scale[2].lower()]
     if text.endswith("^\\circ") and not _ANGLE_FUNCTION.search(text):
         return text[: -len("^\\circ")].strip(), "degree"
     modulus = _MODULUS.fullmatch(text)
@@ -132,11 +146,21 @@ def split_unit(text: str) -> tuple[str, str | None]:
     if match and re.search(r"[A-Za-z]", match[2]):
         unit = canonical_unit(match[2] + (match[3] or ""))
         head = re.sub(r"\^\\circ$", "", match[1].strip())
+        if head.endswith("/") and unit:
+            return head[:-1].strip(), f"/{unit}"
         return (head, unit) if unit else (text, None)
     match = _BARE.fullmatch(text)
     if match and _is_word(match[3], bool(match[2])):
         return match[1].strip(), canonical_unit(match[3] + (match[4] or ""))
     return text, None
+
+
+def _in_one_text(text: str) -> str:
+    r"""`\frac{\text{m}}{\text{s}^2}` and `\text{N}\cdot\text{m}` at the end as one `\text`."""
+    quotient = _QUOTIENT.search(text)
+    if quotient:
+        text = f"{text[: quotient.start()]}\\text{{{quotient[1]}/{quotient[2]}{quotient[3] or ''}}}"
+    return _JOINED.sub(lambda match: match[1] or " ", text)
 
 
 def split_letter_unit(text: str) -> tuple[str, str] | None:
@@ -148,9 +172,16 @@ def split_letter_unit(text: str) -> tuple[str, str] | None:
     return (match[1], canonical_unit(match[2]) or match[2]) if match else None
 
 
+def same_unit(gold: str, pred: str) -> bool:
+    """True for one canonical unit; a temperature in degrees may lack its scale."""
+    return gold == pred or {gold, pred} in ({"degree", "celsius"}, {"degree", "fahrenheit"})
+
+
 def canonical_unit(text: str) -> str | None:
     """`square centimetres`, `cm^2` and `sq. cm` are `cm^2`; None when there are no letters."""
-    words = text.lower().replace("per cent", "percent").replace(" per ", "/")
+    words = _MEGA.sub("mega ", text).replace("\\cdot", " ")
+    words = words.lower().replace("per cent", "percent")
+    words = re.sub(r"(?:^|\s)per\s", "/", words)
     words = re.sub(r"\b([ap])\. ?m\b", r"\1m", words)
     words = re.sub(r"[{}.]", " ", words)
     words = re.sub(r"\s*([/^])\s*", r"\1", words).strip()
@@ -167,11 +198,14 @@ def _one(words: str) -> str:
         power, parts = _POWERS[parts[0]], parts[1:]
     if len(parts) > 1 and parts[-1] in ("squared", "cubed"):
         power, parts = ("2" if parts[-1] == "squared" else "3"), parts[:-1]
+    if not parts:
+        return ""
     if parts[0] in ("pound", "pounds") and parts[1:] == ["sterling"]:
         return "pound sterling"
     name = " ".join(
         _CANON.get(word, _CANON.get(word.rstrip("s"), word.rstrip("s"))) for word in parts
     )
+    name = re.sub(r"^degree (?=celsius|fahrenheit)", "", name)
     return f"{name}^{power}" if power and power != "1" else name
 
 

@@ -47,6 +47,8 @@ def is_words(text: str) -> bool:
 
 
 def fold(text: str) -> str:
-    """Words without case, blanks, punctuation and text commands; digits and signs stay."""
+    """Words without case, blanks, punctuation, text commands and a leading article."""
     bare = re.sub(r"\\(?:text|mathrm) ?", "", text)
+    bare = re.sub(r"(?i)^[{\s]*(?:an?|the)\s+(?=[a-z-]{2})", "", bare)
+    bare = re.sub(r"(?<=[A-Za-z]{2})-(?=[A-Za-z]{2})", "", bare)
     return re.sub(r"[\s{}();:!?'\"$~]|[.,](?!\d)|(?<!\d)[.,]|\\(?=[ ,;:!])", "", bare).casefold()
