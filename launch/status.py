@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from launch.config.command_line import ended
+from launch.running.console import table_console
 from launch.sweeps.point_status import PointStatus, Reader
 from pipeline.spec import SpecError, require
 from pipeline.store.files import write_atomically
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(given: argparse.Namespace) -> int:
     reader = Reader(given.folders)
     points = reader.points()
-    console = Console()
+    console = table_console()
     once = given.once or bool(given.manifest) or not console.is_terminal
     where = ", ".join(map(str, given.folders))
     if not points and once:

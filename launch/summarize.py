@@ -15,9 +15,11 @@ from pathlib import Path
 import pandas as pd
 
 from launch.config.command_line import ended
-from launch.reporting.terminal import WIDTH, show
+from launch.reporting.swept import by_swept_keys
+from launch.reporting.terminal import show
 from launch.rows.regrade import regrade
 from launch.rows.stored_task import StoredTasks
+from launch.running.console import WIDTH
 from pipeline.analysis import summary
 from pipeline.analysis.columns import Judge
 from pipeline.analysis.filters import Variants, capped, write_filtered
@@ -104,7 +106,8 @@ def main(line: Sequence[str] | None = None) -> int:
 def summarize(given: argparse.Namespace) -> None:
     """Read, leave out, judge again where asked, and print."""
     found = find(given.results_root, given.split)
-    table = filtered(load(found, judge(given), by=given.by).with_rows(), given)
+    table = by_swept_keys(load(found, judge(given), by=given.by).with_rows())
+    table = filtered(table, given)
     if given.recompute is not None:
         table = regrade(table, tasks_of(given))
     report(table, given)
@@ -203,7 +206,7 @@ def report(table: Table, given: argparse.Namespace) -> None:
     printed = {"steps": steps, "stops": summary.stops(table)} | tables
     for name, frame in printed.items():
         if given.table is None or name in given.table:
-            show(TITLES[name], frame, given.wide)
+            show(TITLES[name], frame, table.by, given.wide)
 
 
 def several_graders(table: Table) -> Iterator[str]:

@@ -105,6 +105,9 @@ class ModelSpec:
     tokenizer: str | None = None
     chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    reasoning_cap: int | None = (
+        None  # tokens of a reasoning model's think phase, or free phase; sampling's caps beat it
+    )
     attn_implementation: str = "sdpa"
     max_length: int | None = (
         None  # longest prompt in tokens; longer ones are cut and the row flagged
@@ -120,6 +123,8 @@ class ModelSpec:
         require(side in TRUNCATION_SIDES, "model.truncation_side", f"be {sides}", side)
         window = self.routing_window
         require(window is None or window >= 1, "model.routing_window", "be 1 or more", window)
+        cap = self.reasoning_cap
+        require(cap is None or cap >= 1, "model.reasoning_cap", "be 1 or more", cap)
         length = self.max_length
         require(length is None or length >= 1, "model.max_length", "be 1 or more", length)
         step_ok = self.step is None or self.step in ("latest", "best") or _is_step(self.step)

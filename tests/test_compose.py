@@ -91,6 +91,11 @@ def test_a_cap_that_is_set_twice_to_two_values_is_refused() -> None:
     assert asked("task.think_cap=8", "sampling.think_cap=8").phases[0].cap == 8
     assert asked("sampling.think_cap=7").phases[0].cap == 7
     assert asked("task.think_cap=6").phases[0].cap == 6
+    reasons = ("model.reasoning_cap=4000",)
+    rule = r"task\.think_cap must be left out: .*=4000 replaces it; use sampling\.think_cap, got 9"
+    with pytest.raises(SpecError, match=rule):
+        asked("task.think_cap=9", *reasons)
+    assert [phase.cap for phase in asked("task.answer_cap=9", *reasons).phases] == [4000, 9]
     rule = (
         r"task\.max_output_tokens must be left out, or equal sampling\.max_new_tokens=9, .* got 7"
     )

@@ -33,6 +33,33 @@ def test_every_option_composes_and_binds_to_its_constructor(choice: str) -> None
     assert isinstance(spec, RunSpec)
 
 
+# What makers publish in model cards and generation configs: temperature, top_p, top_k, and the
+# tokens that a reasoning model gets. Where the maker names nothing, our default stands.
+MAKERS = {
+    "Qwen/Qwen3-": (0.6, 0.95, 20, 32768),
+    "Qwen/Qwen2.5-Math-": (0.0, 1.0, 0, None),
+    "deepseek-ai/DeepSeek-R1-Distill-": (0.6, 0.95, 0, 32768),
+    "allenai/Olmo-3-": (0.6, 0.95, 0, 32768),
+    "allenai/OLMo-2-": (0.7, 0.95, 0, None),
+    "HuggingFaceTB/SmolLM3-": (0.6, 0.95, 0, 32768),
+    "openai/gpt-oss-": (1.0, 1.0, 0, 32768),
+    "meta-llama/Llama-3": (0.6, 0.9, 0, None),
+    "google/gemma-3-": (1.0, 0.95, 64, None),
+}
+
+
+@pytest.mark.parametrize("model", [m for m in options("model") if m not in ("hosted", "local")])
+def test_a_named_model_is_sampled_as_its_maker_says(model: str) -> None:
+    spec = to_spec(composed("task=math", f"model={model}"))
+    if not (ROOT / spec.model.path).exists() and not spec.model.path.startswith("package:"):
+        (asked,) = [asked for maker, asked in MAKERS.items() if spec.model.path.startswith(maker)]
+        chosen = spec.sampling
+        cap = spec.model.reasoning_cap
+        assert (chosen.temperature, chosen.top_p, chosen.top_k, cap) == asked
+    typed = to_spec(composed("task=math", f"model={model}", "sampling.temperature=0.5"))
+    assert typed.sampling.temperature == 0.5
+
+
 def refusal(*overrides: str, conf: Path = ROOT / "conf") -> str:
     with pytest.raises(REFUSED) as caught:
         to_spec(composed(*overrides, conf=conf))

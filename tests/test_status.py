@@ -124,7 +124,9 @@ def test_into_a_pipe_it_prints_and_returns_while_rows_are_missing(
 def test_in_a_terminal_it_waits_for_a_first_run_and_ends_when_all_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.status.Console", lambda: Console(force_terminal=True, width=120))
+    monkeypatch.setattr(
+        "launch.status.table_console", lambda: Console(force_terminal=True, width=120)
+    )
     made = point(spec(tmp_path / "a/step-0", CUES))
     start = threading.Timer(0.5, go, [made])
     start.start()

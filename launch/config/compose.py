@@ -206,13 +206,20 @@ def build_point(
 
 
 def refuse_two_caps(spec: RunSpec, overrides: Sequence[str]) -> None:
-    """Refuse a cap that the command line sets twice, in `task` and in `sampling`, to two values."""
-    typed = typed_keys(overrides)
+    """Refuse a cap of `task` on the command line that another value replaces.
+
+    That is one of `sampling`, else that of a model which reasons.
+    """
+    typed, reasoning = typed_keys(overrides), spec.model.reasoning_cap
     for name, key in TASK_CAPS.items():
         of_task, of_sampling = spec.task.get(key), getattr(spec.sampling, name)
-        agree = f"task.{key}" not in typed or of_sampling in (None, of_task)
+        if f"task.{key}" not in typed:
+            continue
         rule = f"be left out, or equal sampling.{name}={of_sampling}, which replaces it"
-        require(agree, f"task.{key}", rule, of_task)
+        require(of_sampling in (None, of_task), f"task.{key}", rule, of_task)
+        left = of_sampling is not None or name == "answer_cap" or reasoning in (None, of_task)
+        rule = f"be left out: model.reasoning_cap={reasoning} replaces it; use sampling.{name}"
+        require(left, f"task.{key}", rule, of_task)
 
 
 def refuse_idle_caps(phases: Iterable[Phase], spec: RunSpec, overrides: Sequence[str]) -> None:

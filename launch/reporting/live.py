@@ -96,6 +96,7 @@ class LiveRuns:
         name = "/".join(folder.parts[-2:])
         try:
             point = self._reader.point(folder)
+            name = point.name
             costs = [(a.get("backend") or {}).get("cost_usd") for a in attempts_of(folder)]
             known = [float(cost) for cost in costs if cost is not None]
             return RunLine(
@@ -128,7 +129,7 @@ class LiveRuns:
         if kept and (kept[0] == sizes or now - kept[1] < SECONDS_BETWEEN_READS):
             self._pages.move_to_end(key)
             return kept[2]
-        title = "/".join(folder.parts[-2:])
+        title = self._reader.point(folder).name
         with TemporaryDirectory() as place:
             output, files = Path(place) / "report.html", list(map(str, self._files(folder)))
             write_report(output, files, (), self._rows, title, self._tasks, self._by)

@@ -1,16 +1,17 @@
 """Puts the numbers and samples of runs into the one file of the report."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from launch.reporting import charts, html_file
-from launch.reporting.provenance import facts, provenance, swept
+from launch.reporting.provenance import facts, provenance
 from launch.reporting.rows import pack
 from launch.reporting.runs import PromptPieces, configs, difference
+from launch.reporting.swept import by_swept_keys
 from launch.rows.stored_task import StoredTasks
 from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
@@ -48,23 +49,6 @@ def read(number: int, roots: Sequence[str], limit: int, by: Sequence[str] = ()) 
     wanted = table.rows.index.isin(order.index[:limit])
     shown = table.keep(pd.Series(wanted, table.rows.index))
     return Side(number, ", ".join(Path(root).name for root in roots), list(roots), table, shown)
-
-
-def by_swept_keys(table: Table) -> Table:
-    """The table grouped as well by the keys of the configuration that a sweep changed.
-
-    A seed is such a key. Each becomes a column of the rows, unless they have one of that name.
-    """
-    parents = [file.path.parent for file in table.files]
-    columns = swept(parents)
-    number = table.rows["file"].to_numpy()
-    added = {
-        name: [values[file] for file in number]
-        for name, values in columns.items()
-        if name not in table.rows
-    }
-    by = dict.fromkeys([*table.by, *columns])
-    return replace(table, rows=table.rows.assign(**added), by=tuple(by))
 
 
 class Pieces:

@@ -1,17 +1,14 @@
-"""Where rows come from: what run.json says of each folder, and the keys that a sweep changed."""
+"""Where rows come from: what run.json says of each folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.reporting.runs import dotted_keys, record
+from launch.reporting.runs import record
 from pipeline.store.run_record import attempts_of
 
 Facts = dict[str, Any]
 SHORT = 12  # characters of a fingerprint or commit
-# Keys that name folders or share out the work, and those that rows have columns of their own for.
-OWN_COLUMNS = ("task", "model", "model.step", "sampling.temperature")
-PLACES = ("run.name", "run.root", "run.dir", "run.shard", "run.shards", "run.wait")
 
 
 def facts(folder: Path, num_rows: int) -> Facts:
@@ -61,29 +58,3 @@ def provenance(found: Sequence[Facts]) -> Facts:
     shared = [[n, found[0][n]] for n in names if n not in differing]
     rows = [[one.get(n) for n in differing] for one in found]
     return {"shared": shared, "columns": differing, "rows": rows}
-
-
-def swept(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """The keys of overrides that differ between folders, with the value that each folder has.
-
-    Keys that rows have columns of their own for are left out, as are those that name folders.
-    A folder whose overrides do not name a key has the value of its spec, or `default`.
-    """
-    records = [record(folder) or {} for folder in folders]
-    given = [dict(_split(text) for text in one.get("overrides") or ()) for one in records]
-    keys = dict.fromkeys(key for one in given for key in one)
-    specs = [dotted_keys(one.get("spec", {})) for one in records]
-    found = {}
-    for key in keys:
-        if key in (*OWN_COLUMNS, *PLACES):
-            continue
-        pairs = zip(given, specs, strict=True)
-        values = [one.get(key, str(spec.get(key, "default"))) for one, spec in pairs]
-        if len(set(values)) > 1:
-            found[key] = values
-    return found
-
-
-def _split(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return key.lstrip("+"), value

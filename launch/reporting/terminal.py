@@ -7,26 +7,31 @@ import pandas as pd
 
 from launch.reporting import cells
 from launch.reporting.plain import plain
+from launch.running.console import WIDTH
 from pipeline.analysis.table import POINT
 
-WIDTH = 100  # characters of a terminal
 KEYS = (*POINT, "pass", "cue", "k", "quartile", "by")
+PLACES = ("task", "model", "temperature", "step")
 
 
-def show(title: str, frame: pd.DataFrame, wide: bool = False) -> None:
+def show(title: str, frame: pd.DataFrame, by: Sequence[str] = (), wide: bool = False) -> None:
     """Print a table without the columns that say nothing, errors beside their values.
 
-    What is wider than `WIDTH` goes on below, its first columns repeated, unless `wide`.
+    `by` are columns that tell lines apart, beside those of a point. A run's name is shown only
+    where nothing else tells it from others. What is wider than `WIDTH` goes on below, its first
+    columns repeated, unless `wide`.
     """
     useful = frame.dropna(axis=1, how="all")
-    constant = [
-        n for n in ("run", "task", "model", "temperature", "control") if _constant(useful, n)
-    ]
-    useful = useful.drop(columns=constant)
+    constant = [n for n in ("task", "model", "temperature", "control") if _constant(useful, n)]
+    hidden = constant if _tells_runs(useful, by) else [*constant, "run"]
+    if "run" in hidden:
+        useful = _in_order(useful, by)
+    useful = useful.drop(columns=hidden, errors="ignore")
     if not len(useful):
         return
+    keyed = (*KEYS, *by)
     names = [str(name) for name in useful if not cells.is_beside(str(name), useful)]
-    names.sort(key=lambda name: name not in KEYS)
+    names.sort(key=lambda name: name not in keyed)
     lines = list(plain(useful))
     columns = [
         [cells.heading(name), *(cells.text(name, cells.cell(line, name)) for line in lines)]
@@ -35,7 +40,7 @@ def show(title: str, frame: pd.DataFrame, wide: bool = False) -> None:
     for number, (name, column) in enumerate(zip(names, columns, strict=True)):
         if name == "run":  # once for all its lines
             columns[number] = [t if t != above else "" for above, t in pairwise(["", *column])]
-    keys = sum(name in KEYS for name in names)
+    keys = sum(name in keyed for name in names)
     print(f"\n{title}")
     print("\n\n".join(blocks(columns, keys, None if wide else WIDTH)))
 
@@ -60,6 +65,29 @@ def _width(columns: Sequence[Sequence[str]]) -> int:
 def _aligned(column: Sequence[str], left: bool) -> list[str]:
     width = max(map(len, column))
     return [text.ljust(width) if left else text.rjust(width) for text in column]
+
+
+def _tells_runs(frame: pd.DataFrame, by: Sequence[str]) -> bool:
+    """Whether the run's name tells lines apart that are alike in everything else."""
+    if "run" not in frame:
+        return False
+    places = [name for name in (*PLACES, *by) if name in frame]
+    alone = len(frame[["run"]].drop_duplicates()) == 1
+    return not alone and len(frame[places].drop_duplicates()) < len(
+        frame[["run", *places]].drop_duplicates()
+    )
+
+
+def _in_order(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Lines by what tells their points apart; numbers that stand there as text are numbers."""
+    places = [name for name in (*PLACES, *by) if name in frame]
+    return frame.sort_values(places, key=_as_numbers, kind="stable") if places else frame
+
+
+def _as_numbers(column: pd.Series) -> pd.Series:
+    plain_values = column.astype(object)
+    numbers = pd.to_numeric(plain_values, errors="coerce")
+    return plain_values.astype(str) if (numbers.isna() & column.notna()).any() else numbers
 
 
 def _constant(frame: pd.DataFrame, name: str) -> bool:

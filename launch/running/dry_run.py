@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from launch.config.compose import build
+from launch.running.console import table_console
 from pipeline.protocols import Backend, Cue, Example, Generation, Group, Phase, Prompt, Request
 from pipeline.run.budget import Priced
 from pipeline.run.point import Point, record_of
@@ -61,7 +61,7 @@ def show_dry_run(planned: Sequence[PlannedPoint]) -> None:
         if (key := digest([spec.task, cue_texts, spec.model.name, spec.backend])) not in seen:
             seen.add(key)
             _show_prompts(plan)
-    console = Console()
+    console = table_console()
     if len(planned) > 1:
         console.print(_points_table(planned))
     else:
@@ -107,10 +107,9 @@ def _points_table(planned: Sequence[PlannedPoint]) -> Table:
     for name in ("point", "rows there", "requests", "USD at most"):
         table.add_column(name, overflow="fold")
     for plan, cost in zip(planned, costs, strict=True):
-        folder = plan.point.folder
         there = f"{plan.rows - plan.missing}/{plan.rows}"
         price = "" if cost is None else f"{cost:.4f}"
-        table.add_row(f"{folder.parent.name}/{folder.name}", there, str(plan.requests), price)
+        table.add_row(plan.point.title, there, str(plan.requests), price)
     return table
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from launch.running.console import table_console
 from pipeline.run.point import Point
 from pipeline.run.session import Session
 from pipeline.store.rows import parts_of
@@ -18,7 +18,7 @@ STATES = {
 
 def print_summary(sessions: Sequence[Session]) -> None:
     """One table per point: accuracy, entropy and tokens of every pass, then where the rows are."""
-    console = Console()
+    console = table_console()
     for session in sessions:
         if session.folder.num_complete and session.status != "shared":
             console.print(_table(session.point))

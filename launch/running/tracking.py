@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launch.config.compose import build
 from pipeline.protocols import Tracker
-from pipeline.run.point import Point
+from pipeline.run.point import Point, labelled
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
 from pipeline.store.rows import parts_of
@@ -41,7 +41,7 @@ class Tracking:
         self._thread.start()
         params = {k: v for k, v in dotted_keys(asdict(point.spec)).items() if v is not None}
         tags = {"fingerprint": point.fingerprint, "folder": str(point.folder)}
-        name = point.folder.parent.name or point.folder.name
+        name = labelled(point.folder.parent.name or point.folder.name, point.swept)
         self._calls.put(lambda: tracker.start(name, params, tags))
 
     def end(self, session: Session) -> None:

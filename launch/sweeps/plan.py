@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from launch.running.console import table_console
 from launch.sweeps.points import SweepPoint, rows_of
 from launch.sweeps.submit import array_limit, test_only
 from pipeline.store.run_record import attempts_of, read_record
@@ -39,7 +39,7 @@ def print_plan(
 ) -> None:
     """Print jobs, arrays, GPU hours and what is already done; ask Slurm if it would take them."""
     paces = measured(Path(members[0].setup.spec.run.root))
-    console = Console()
+    console = table_console()
     table = Table(title=f"{len(packs)} packs in {jobs} jobs; nothing is submitted")
     for name in ("pack", "points", "rows there", "jobs", "GPU hours"):
         table.add_column(name, overflow="fold")

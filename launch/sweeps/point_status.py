@@ -1,7 +1,7 @@
 """How run folders stand, read from their files: state, rows, pace and the last error."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from launch.sweeps.points import count_lines
 from launch.sweeps.submitted_jobs import NOTE
 from pipeline.protocols import Cue
 from pipeline.run.pass_fields import cue_hash
+from pipeline.run.point import labelled
 from pipeline.store.files import read_lines
 from pipeline.store.leases import Leases
 from pipeline.store.pass_names import stored_passes
@@ -30,14 +31,14 @@ class PointStatus:
     rows_per_second: float
     error: str
     overrides: Sequence[str] = ()  # of a point that has not begun
-    swept: Sequence[str] = ()  # what tells it from others of its sweep, as key=value
+    swept: Mapping[str, str] = field(default_factory=dict)  # what its sweep varied
 
     @property
     def name(self) -> str:
         """What tells it from others."""
         if self.folder is None:
             return " ".join(self.overrides)
-        return " ".join(["/".join(self.folder.parts[-2:]), *self.swept])
+        return labelled("/".join(self.folder.parts[-2:]), self.swept)
 
     @property
     def seconds_left(self) -> float | None:
@@ -86,7 +87,7 @@ class Reader:
             sum(a["tokens"] / s for a, s in zip(working, seconds, strict=True)),
             sum(a["rows"] / s for a, s in zip(working, seconds, strict=True)),
             _last_error(folder),
-            swept=[f"{k}={v}" for k, v in (record.get("swept") or {}).items()],
+            swept=record.get("swept") or {},
         )
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from launch.running.console import table_console
 from launch.sweeps.packs import swept
 from launch.sweeps.points import SweepPoint, rows_of
 from pipeline.analysis.row_files import find
@@ -32,7 +32,7 @@ def print_points(members: Sequence[SweepPoint], failures: Mapping[str, str]) -> 
         why = member.problem or failures.get(member.name, "")
         if why:
             reasons.append(f"{state}{', but' if state == 'done' else ''}: {member.name}: {why}")
-    console = Console()
+    console = table_console()
     console.print(table)
     if len(members) > 1 and (accuracies := accuracy_table(members)):
         console.print(accuracies)

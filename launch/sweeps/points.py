@@ -108,9 +108,7 @@ class SweepPoint:
         """What tells it from others, for tables."""
         if self.point is None:
             return " ".join(self.setup.overrides)
-        folder = self.point.folder
-        swept = (f"{key}={value}" for key, value in self.point.swept.items())
-        return " ".join([f"{folder.parent.name}/{folder.name}", *swept])
+        return self.point.title
 
 
 @dataclass(slots=True)

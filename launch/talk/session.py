@@ -160,7 +160,8 @@ class Session:
     @property
     def cap(self) -> int:
         """The most tokens of an answer."""
-        cap = self.sampling.max_new_tokens or self.spec.task.get("max_output_tokens")
+        given = self.sampling.max_new_tokens or self.spec.model.reasoning_cap
+        cap = given or self.spec.task.get("max_output_tokens")
         assert isinstance(cap, int), "a task without max_output_tokens needs max_new_tokens"
         return cap
 

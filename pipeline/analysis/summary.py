@@ -196,9 +196,15 @@ def graders(table: Table) -> pd.DataFrame:
 
 
 def attempts(table: Table) -> pd.DataFrame:
-    """By run and step: attempts, rows, tokens and seconds over all of them, from `run.json`."""
+    """By run and step: attempts, rows, tokens and seconds over all of them, from `run.json`.
+
+    Columns of `table.by` are there if each file has one value of them, as it has of swept keys.
+    """
     lines = []
-    for file in table.files:
+    of_files = table.rows.groupby("file")
+    by_file = {name: of_files[name].agg(["nunique", "first"]) for name in table.by}
+    whole = [name for name, values in by_file.items() if (values["nunique"] == 1).all()]
+    for number, file in enumerate(table.files):
         record = file.path.parent / "run.json"
         if record.exists():
             tries = read_record(record)["attempts"]
@@ -206,12 +212,14 @@ def attempts(table: Table) -> pd.DataFrame:
             speed = total["tokens"] / total["seconds"] if total["seconds"] else np.nan
             peak = max((t.get("peak_memory_mib") or 0 for t in tries), default=0)
             lines.append(
-                {"run": file.run, "step": file.step, "attempts": len(tries)}
+                {"run": file.run, "step": file.step}
+                | {name: by_file[name]["first"].get(number) for name in whole}
+                | {"attempts": len(tries)}
                 | total
                 | {"tokens_per_second": speed, "peak_memory_mib": peak}
             )
-    columns = ["run", "step", "attempts", "rows", "tokens", "seconds", "tokens_per_second"]
-    found = pd.DataFrame(lines, columns=[*columns, "peak_memory_mib"])
+    columns = ["attempts", "rows", "tokens", "seconds", "tokens_per_second", "peak_memory_mib"]
+    found = pd.DataFrame(lines, columns=["run", "step", *whole, *columns])
     return found.drop_duplicates(["run", "step"]).reset_index(drop=True)
 
 

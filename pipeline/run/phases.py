@@ -8,10 +8,11 @@ from pipeline.protocols import Backend, Generation, Phase, Piece, Task
 from pipeline.spec import RunSpec, require
 
 CAP_KEYS = {"think": "think_cap", "answer": "answer_cap", "output": "max_new_tokens"}
+REASONING = ("think", "output")  # phases in which a model may reason at length
 
 
 def resolve_phases(task: Task, backend: Backend, spec: RunSpec) -> tuple[Phase, ...]:
-    """The phases of this run, caps overridden by `sampling`.
+    """The phases of this run, caps overridden by `sampling`, else by `model.reasoning_cap`.
 
     A tagged task needs a backend that continues a prefilled assistant turn; others get a single
     phase.
@@ -38,8 +39,9 @@ def _single(task: Task) -> Phase:
 
 
 def _capped(phase: Phase, spec: RunSpec) -> Phase:
-    cap = getattr(spec.sampling, cap_key(phase))
-    cap = phase.cap if cap is None else cap
+    room = spec.model.reasoning_cap if phase.name in REASONING else None
+    given = (getattr(spec.sampling, cap_key(phase)), room)
+    cap = next((cap for cap in given if cap is not None), phase.cap)
     able = isinstance(cap, int) and cap >= 1
     require(able, f"the cap of phase {phase.name}", "be a number of tokens, 1 or more", cap)
     return replace(phase, cap=cap)

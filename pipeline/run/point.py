@@ -72,8 +72,8 @@ class Point:
     def title(self) -> str:
         """What tells it from others for a reader: its folder, and the swept keys."""
         folder = self.folder
-        name = folder.parent.name if self.spec.run.dir is None else str(folder)
-        return " ".join([name, *(f"{key}={value}" for key, value in self.swept.items())])
+        made = self.spec.run.dir is None
+        return labelled(f"{folder.parent.name}/{folder.name}" if made else str(folder), self.swept)
 
     @property
     def folder(self) -> Path:
@@ -110,6 +110,11 @@ class Point:
         """Keys in the order of the finished file: the data's, then sample."""
         count = range(self.spec.sampling.num_samples)
         return [Key(example.id, sample) for example in self.examples for sample in count]
+
+
+def labelled(name: str, swept: Mapping[str, str]) -> str:
+    """A name, and what tells its bearer from the other points of a sweep."""
+    return " ".join([name, *(f"{key}={value}" for key, value in swept.items())])
 
 
 def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:

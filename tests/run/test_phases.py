@@ -1,5 +1,7 @@
 """The assistant turn is spliced from exact generations and only the missing forced text."""
 
+from dataclasses import replace
+
 import pytest
 
 from components.backends.echo import Echo
@@ -53,6 +55,18 @@ def test_caps_come_from_the_task_unless_sampling_sets_them() -> None:
     assert [p.cap for p in resolve_phases(ToyTask(), backend, spec())] == [200, 50]
     capped = resolve_phases(ToyTask(), backend, spec(think_cap=9, answer_cap=8))
     assert [p.cap for p in capped] == [9, 8]
+
+
+def test_a_model_that_reasons_gets_its_cap_unless_sampling_sets_one() -> None:
+    def caps(phases: str, **sampling: int) -> list[int]:
+        asked = spec(phases, **sampling)
+        asked.model = replace(MODEL, reasoning_cap=4000)
+        return [phase.cap for phase in resolve_phases(ToyTask(), Echo(MODEL), asked)]
+
+    assert caps("tagged") == [4000, 50] and caps("single") == [4000]
+    assert caps("tagged", think_cap=9) == [9, 50] and caps("single", max_new_tokens=8) == [8]
+    with pytest.raises(SpecError, match=r"model\.reasoning_cap must be 1 or more, got 0"):
+        replace(MODEL, reasoning_cap=0)
 
 
 def test_a_cap_without_a_phase_is_refused_and_the_keys_that_count_are_named() -> None:
