@@ -11,6 +11,7 @@ from launch.sweeps.submitted_jobs import NOTE
 from pipeline.protocols import Cue
 from pipeline.run.pass_fields import cue_hash
 from pipeline.run.point import labelled
+from pipeline.spec import require
 from pipeline.store.files import read_lines
 from pipeline.store.leases import Leases
 from pipeline.store.pass_names import stored_passes
@@ -78,6 +79,7 @@ class Reader:
         working = [a for a in attempts if a["status"] == "running" and _is_of(a, writers)]
         seconds = [max(a["seconds"], 1e-9) for a in working]
         last = attempts[-1]["status"] if attempts else "empty"
+        swept = record.get("swept")
         return PointStatus(
             folder,
             writers,
@@ -87,7 +89,7 @@ class Reader:
             sum(a["tokens"] / s for a, s in zip(working, seconds, strict=True)),
             sum(a["rows"] / s for a, s in zip(working, seconds, strict=True)),
             _last_error(folder),
-            swept=record.get("swept") or {},
+            swept=swept if isinstance(swept, dict) else {},
         )
 
 
@@ -101,8 +103,21 @@ def _waiting(point: Listed) -> PointStatus:
 
 def row_files_of(folder: Path, record: dict[str, Any]) -> list[Path]:
     """The file of a run's rows and the parts of its shards, as far as they exist."""
-    path = folder / f"step{record['step']:04d}_{record['spec']['run']['split']}.jsonl"
+    path = _rows_path(folder, record)
     return [file for file in (path, *parts_of(path)) if file.exists()]
+
+
+def _rows_path(folder: Path, record: Mapping[str, Any]) -> Path:
+    """The file of a run's rows, which lies in its folder whatever the record says.
+
+    Raises:
+        SpecError: the record's split leads elsewhere.
+    """
+    split = record["spec"]["run"]["split"]
+    plain = isinstance(split, str) and "/" not in split and "\\" not in split
+    rule = "be a word, a part of the rows' file name"
+    require(plain, f"{folder / 'run.json'}: spec.run.split", rule, split)
+    return folder / f"step{record['step']:04d}_{split}.jsonl"
 
 
 def _is_whole(folder: Path) -> bool:
@@ -110,7 +125,7 @@ def _is_whole(folder: Path) -> bool:
     record = read_record(folder / "run.json", "spec")
     cues = [Cue(name, **about) for name, about in record["spec"]["cue"].items()]
     hashes = {cue_hash(cue) for cue in cues}
-    path = folder / f"step{record['step']:04d}_{record['spec']['run']['split']}.jsonl"
+    path = _rows_path(folder, record)
     passes = {key_of(row): {p["cue_hash"] for p in stored_passes(row)} for row in read_rows(path)}
     whole = [key for key, made in passes.items() if made >= hashes]
     return len(whole) >= int(record.get("rows_wanted", 0))

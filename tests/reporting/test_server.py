@@ -13,6 +13,7 @@ from launch.reporting.live import LiveRuns
 from launch.reporting.server import serving
 from launch.rows.stored_task import StoredTasks
 from tests.fakes.stored_rows import write_rows
+from tests.reporting.test_report import unpacked
 
 NAME = "<img src=x onerror=alert(1)>"
 
@@ -95,6 +96,44 @@ def test_nothing_outside_of_the_folders_is_served(port: int, root: Path) -> None
         assert asked(port, path)[0] == 404
     assert asked(port, "/", host="evil.example")[0] == 403
     assert asked(port, "/", "POST")[0] == 501
+
+
+def test_a_record_makes_no_file_outside_of_its_folder_be_read(
+    port: int, root: Path, tmp_path: Path
+) -> None:
+    secret = "the row of somebody else"
+    private = root.parent / "private" / "rows.jsonl"
+    asked_of = {"path": str(private), "split": "test"}
+    told = {"example_id": "e", "sample_idx": 0, "step": 0, "problem": secret, "question": secret}
+    write_rows(private, [told | {"pass1": {"is_correct_pred": True, "output": secret}}])
+    task = {"_target_": "components.tasks.qa.QuestionAnswering", "name": "qa", "data": asked_of}
+    task |= {"columns": {"question": "question", "answer": None}, "system_prompt": None}
+    task |= {"grader": "contains", "user_prompt": "{question}", "embedded": str(private)}
+    for number, (step, split, node) in enumerate(
+        [
+            (0, "x/../../../private/rows", None),
+            (0, str(private.with_suffix("")), None),
+            ("../../private/rows.jsonl", "", None),
+            (0, "test", task),
+        ]
+    ):
+        folder = write_run(root / f"hostile{number}" / "step-0", [True])
+        (folder / "step0000_x").mkdir()
+        stored = json.loads((folder / "run.json").read_text()) | {"step": step}
+        stored["spec"] |= {"run": {"split": split}} | ({"task": node} if node else {})
+        stored["swept"] = {"path": [str(private)]}
+        (folder / "run.json").write_text(json.dumps(stored))
+    page = asked(port, "/")[1]
+    assert page.count("<td>unreadable</td>") == 3 and "hostile3" in page and secret not in page
+    found = 0
+    for key in (part.split('"')[0] for part in page.split('href="run/')[1:]):
+        status, text = asked(port, f"/run/{key}")
+        saved = tmp_path / "page.html"
+        saved.write_text(text)
+        data = json.dumps([v for v in unpacked(saved).values() if isinstance(v, list | dict)])
+        assert status == 200 and secret not in data
+        found += "plain" in data
+    assert found == 2
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(port: int, root: Path) -> None:
