@@ -1,5 +1,6 @@
 """LoRA adapters: folders that hold changes to a base model's weights, and name that model."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CONFIG = "adapter_config.json"
+EXPORT_RECORD = "export.json"  # which an exported folder has: among others, what is merged into it
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
@@ -31,6 +33,25 @@ def base_of(folder: Path) -> str:
             f"model.adapter={folder}"
         )
     return base
+
+
+def refuse_second_merge(weights: Path | None, names: Iterable[str | None]) -> None:
+    """Refuse an adapter that is part of the weights already: it would be added twice.
+
+    Args:
+        weights: the folder of the weights, if they lie in one.
+        names: hashes and commits by which the adapter is known.
+
+    Raises:
+        SpecError: the export that made the folder merged it.
+    """
+    record = weights / EXPORT_RECORD if weights else None
+    there = read_json(record).get("adapters") if record and record.is_file() else None
+    if isinstance(there, list) and set(names) & set(map(str, there)):
+        raise SpecError(
+            f"model.adapter must be null: {record} says that this adapter is merged into these "
+            "weights already"
+        )
 
 
 def merged(model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from components.models.adapters import CONFIG, base_of, is_adapter
+from components.models.adapters import CONFIG, base_of, is_adapter, refuse_second_merge
 from components.models.architecture import architecture_of, brings_tokenizer
 from components.models.foreign_checkpoints import (
     architecture_of_kind,
@@ -116,6 +116,7 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
     }
     if adapter:
         identity["adapter"] = _identity(adapter, adapter_hash, cache)
+        refuse_second_merge(local_folder(weights), [identity["adapter"]])
     dtype = _stored_dtype(weights)
     return Checkpoint(weights, tokenizer, picked.step, identity, dtype, adapter, architecture)
 

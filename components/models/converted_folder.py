@@ -52,14 +52,19 @@ def _replace(target: Path, called: str, make: Callable[[Path], None]) -> None:
     _LOG.info("converted %s in %.0f s: %s", called, time.monotonic() - start, target)
 
 
-def _seal(folder: Path) -> None:
-    """Flush every file to disk and write down the size of each."""
+def flush(folder: Path) -> dict[str, int]:
+    """Bring every file of a folder to the disk. Returns their sizes by name."""
     sizes = {}
     for path in sorted(folder.iterdir()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
         sizes[path.name] = path.stat().st_size
-    (folder / _SEAL).write_text(json.dumps(sizes, indent=1))
+    return sizes
+
+
+def _seal(folder: Path) -> None:
+    """Flush every file to disk and write down the size of each."""
+    (folder / _SEAL).write_text(json.dumps(flush(folder), indent=1))
 
 
 def _is_whole(folder: Path) -> bool:

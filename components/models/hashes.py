@@ -16,7 +16,7 @@ _TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "training_args", "scal
 _CONFIGS = ("config.json", "config.yaml")
 _GENERATION = "generation_config.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-_TOKENIZER = (
+TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
     "spiece.model",
@@ -28,7 +28,7 @@ _TOKENIZER = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-_VOCABULARIES = _TOKENIZER[:5]
+_VOCABULARIES = TOKENIZER_FILES[:5]
 
 
 def file_hash(path: Path, cache: Path) -> str:
@@ -83,7 +83,7 @@ def adapter_hash(folder: Path, cache: Path) -> str:
 
 def tokenizer_hash(folder: Path, cache: Path) -> str:
     """One hash over a folder's tokenizer files."""
-    return files_hash(folder, _existing(folder, _TOKENIZER), cache)
+    return files_hash(folder, _existing(folder, TOKENIZER_FILES), cache)
 
 
 def tokenizer_folder(folder: Path) -> Path | None:

@@ -79,7 +79,7 @@ def load_model(
     folder = local_folder(source)
     names = tensor_names(folder) if folder else frozenset()
     placed = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
-    with _errors_as_sentences(spec), _quietly():
+    with _errors_as_sentences(spec), quietly():
         config = _config(source, spec)
         quantization.refuse(device.type, capability_of(device), stored_quantization(config))
         given = quantization.load_kwargs()
@@ -94,6 +94,12 @@ def load_model(
         }
         if checkpoint.adapter is None:
             model = _from_pretrained(source, {**arguments, **given})
+        elif stored := stored_quantization(config):
+            rule = "be null, or model.path a base in floating point"
+            raise SpecError(
+                f"model.adapter must {rule}: these weights are stored quantized ({stored}), and "
+                "what is added to them is rounded away"
+            )
         else:
             model = _with_adapter(checkpoint, arguments, given)
     model.train(False)
@@ -276,7 +282,7 @@ def _errors_as_sentences(spec: ModelSpec) -> Iterator[None]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without Transformers' bars and its table of tensors, which `refuse_incomplete` replaces."""
     level = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
