@@ -207,7 +207,10 @@ class Run:
             self.budget is None or self.budget > 0, "run.budget", "be null or above 0", self.budget
         )
         alone = self.budget is None or self.shards == 1
-        rule = "be null with run.shards above 1, whose writers do not see each other's spending"
+        rule = (
+            "be null with run.shards above 1, whose writers do not see each other's spending "
+            "(run.shards at 1 is no slower: one process sends all that a service takes)"
+        )
         require(alone, "run.budget", rule, self.budget)
         grace = self.grace_seconds
         rule = "be null or 0 or more seconds, and finite"

@@ -1,106 +1,18 @@
 """Runs over a real HTTP service that fails, through the real command line, killed on the way."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from launch import api
-from launch.config.setup import setup_of
-from pipeline.protocols import BackendLostError
-from pipeline.run.budget import Reserved
-from pipeline.spec import SpecError
-from pipeline.store.files import StoreError
-from tests.fakes.configs import ROOT
-from tests.gateways.asking import configured
 from tests.gateways.faulty import Faulty, write_clues
-from tests.gateways.service import Reply, Seen, Service, chat, refusal
+from tests.gateways.running import KEY, finish, holds_no_key, rows_in, start, wait_for_rows
+from tests.gateways.service import Reply, Seen, Service, refusal
 
-KEY = "sk-proj-Zq81xVbN0aLmKw73-never-written"
 SERIAL = re.compile(r"serial (\d+) end")
 LEVEL = 64
-BASE = (
-    "task=crossword",
-    "backend=openai",
-    "backend.deployment=gpt-4o-mini",
-    "backend.samples_per_request=false",
-    "backend.retry.retries=8",
-    "backend.retry.backoff=0.02",
-    "backend.retry.longest_backoff=0.3",
-    "backend.retry.timeout=1",
-)
-
-
-def start(url: str, *overrides: str, key: str = KEY, door: str = "run") -> "subprocess.Popen[str]":
-    environment = os.environ | {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": url}
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / f"launch/{door}.py"), *BASE, *overrides],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: "subprocess.Popen[str]", status: int = 0, seconds: float = 400) -> str:
-    out, err = process.communicate(timeout=seconds)
-    assert process.returncode == status, out + err
-    return out + err
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """`here(url, *overrides, key=, status=)`: the same in this process; returns what it showed."""
-
-    def run(url: str, *overrides: str, key: str = KEY, status: int = 0) -> str:
-        monkeypatch.setenv("OPENAI_API_KEY", key)
-        monkeypatch.setenv("OPENAI_BASE_URL", url)
-        try:
-            outcome = api.run(setup_of(configured(*BASE, *overrides), overrides))
-            found = outcome.status
-        except (SpecError, StoreError, BackendLostError) as error:
-            print(f"error: {error}")
-            found = 2
-        shown = "".join(capfd.readouterr())
-        assert found == status, shown
-        return shown
-
-    return run
-
-
-def rows_in(folder: Path) -> list[dict[str, Any]]:
-    found = [p for p in folder.rglob("step*.jsonl") if "part" not in p.name]
-    return [json.loads(line) for line in found[0].open(encoding="utf-8")] if found else []
-
-
-def wait_for_rows(folder: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    for _ in range(4000):
-        files = list(folder.rglob("step*.jsonl"))
-        if files and files[0].read_bytes().count(b"\n") >= count:
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    raise AssertionError(f"no {count} rows in {folder}")
-
-
-def holds_no_key(folder: Path, shown: str) -> None:
-    """No file of the run, nor anything shown, has the key or a part of it."""
-    parts = (KEY, KEY[:16], KEY[-16:])
-    assert not [part for part in parts if part in shown]
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert files
-    for path in files:
-        data = path.read_bytes()
-        assert not [part for part in parts if part.encode() in data], path
 
 
 def run_with_kills(tmp_path: Path, requests: int) -> None:
@@ -266,29 +178,6 @@ def test_without_a_key_the_run_names_the_variable(tmp_path: Path, here: Callable
     assert "OPENAI_API_KEY" in shown and "Traceback" not in shown
 
 
-def test_the_budget_stops_before_it_is_passed_and_a_larger_one_goes_on(
-    tmp_path: Path, here: Callable[..., str]
-) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 40)
-    line = (f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7")
-    one = (11 * 0.15 + 7 * 0.6) / 1e6
-    with Service(Faulty(share=0.0)) as service:
-        shown = here(service.url, *line, "run.budget=0.0003", status=130)
-        rows = rows_in(tmp_path)
-        spent = sum(row["cost_usd"] for row in rows)
-        assert 0 < len(rows) < 40 and spent == pytest.approx(len(rows) * one)
-        assert spent <= 0.0003 and len(rows) == len(service.seen)
-        assert "run.budget" in shown
-        here(service.url, *line, "run.budget=1")
-        assert len(service.seen) == 40 == len(rows_in(tmp_path))
-
-
-def test_a_budget_without_a_price_is_refused(tmp_path: Path, here: Callable[..., str]) -> None:
-    line = (f"run.root={tmp_path}", "run.budget=1", "backend.deployment=unheard-of")
-    shown = here("http://127.0.0.1:9/v1", *line, status=2)
-    assert "run.budget must be null" in shown and "backend.prices" in shown
-
-
 def test_a_filter_that_the_service_does_not_take_is_refused(
     tmp_path: Path, here: Callable[..., str]
 ) -> None:
@@ -318,163 +207,6 @@ def test_the_response_cache_is_off_and_free_when_on(
         r["pass1"]["output"] for r in rows_in(tmp_path / "c")
     ]
     assert all(r["pass1"]["from_cache"] and r["cost_usd"] == 0 for r in again)
-
-
-def without_usage(seen: Seen) -> Reply:
-    body = Faulty(share=0.0).answer(seen.body, 4)
-    del body["usage"]
-    return Reply(body)
-
-
-def test_an_answer_without_usage_has_no_cost_and_counts_at_its_worst(
-    tmp_path: Path, here: Callable[..., str]
-) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 40)
-    line = (f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7")
-    with Service(without_usage) as service:
-        here(service.url, *line, "run.budget=0.0003", status=130)
-        asked = len(service.seen)
-        rows = rows_in(tmp_path)
-        assert 0 < len(rows) == asked < 40 and all(row["cost_usd"] is None for row in rows)
-        here(service.url, *line, "run.budget=0.0003", status=130)
-        assert len(service.seen) == asked, "what was set aside is remembered"
-
-
-def test_requests_that_a_kill_cut_off_count_at_their_worst(tmp_path: Path) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 60)
-    good = Faulty(share=0.0)
-
-    def script(seen: Seen) -> Reply:
-        return good(seen) if len(service.seen) < 10 else Reply(good(seen).body, hang=60)
-
-    line = [f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7"]
-    line += ["run.budget=0.1", "backend.retry.timeout=100"]
-    with Service(script) as service:
-        process = start(service.url, *line)
-        wait_for_rows(tmp_path, 5, process)
-        for _ in range(400):
-            if service.active >= 5:
-                break
-            time.sleep(0.05)
-        assert service.active >= 5
-        process.kill()
-        process.communicate()
-    (reserved,) = tmp_path.rglob("reserved.jsonl")
-    left = Reserved.read(reserved).usd
-    assert left >= 5 * (11 * 0.15 + 7 * 0.6) / 1e6
-    assert reserved.read_bytes().count(b"\n") == 1 and Reserved.read(reserved).usd == left
-
-
-def test_the_first_interrupt_waits_for_paid_answers_and_what_the_second_drops_counts(
-    tmp_path: Path,
-) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 60)
-    good = Faulty(share=0.0)
-    line = [f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7"]
-    line += ["run.budget=0.1", "backend.retry.timeout=200"]
-
-    def interrupted(times: int, hang: float) -> int:
-        """The first request of a start, which goes alone, is answered at once."""
-        num_before = len(service.seen)
-
-        def script(seen: Seen) -> Reply:
-            is_first = len(service.seen) == num_before + 1
-            return Reply(good(seen).body, hang=0 if is_first else hang)
-
-        service.script = script
-        process = start(service.url, *line)
-        while service.active < 5:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        for _ in range(times):
-            process.send_signal(signal.SIGINT)
-            time.sleep(1)
-        finish(process, status=130, seconds=60)
-        return len(service.seen) - num_before
-
-    with Service(good) as service:
-        num_paid = interrupted(1, hang=3)
-        assert len(rows_in(tmp_path)) == num_paid >= 6
-        assert not list(tmp_path.rglob("reserved.jsonl"))
-        num_dropped = interrupted(2, hang=100) - 1
-    assert len(rows_in(tmp_path)) == num_paid + 1
-    (reserved,) = tmp_path.rglob("reserved.jsonl")
-    assert num_dropped >= 5
-    assert Reserved.read(reserved).usd >= num_dropped * (11 * 0.15 + 7 * 0.6) / 1e6
-
-
-def test_a_price_above_the_table_ends_new_requests_under_a_budget(
-    tmp_path: Path, here: Callable[..., str]
-) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 40)
-    good = Faulty(share=0.0)
-
-    def script(seen: Seen) -> Reply:
-        body = good.answer(seen.body, 4)
-        body["usage"]["cost"] = 0.25
-        return Reply(body)
-
-    with Service(script) as service:
-        line = (f"task.data.path={data}", f"run.root={tmp_path}", "run.budget=0.01")
-        shown = here(service.url, *line, status=2)
-        assert len(service.seen) == 1
-    assert "reports 0.25 USD" in shown and "backend.prices" in shown
-
-
-def test_answers_that_cannot_be_used_are_counted(tmp_path: Path, here: Callable[..., str]) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 1)
-    good = Faulty(share=0.0)
-
-    def script(seen: Seen) -> Reply:
-        bad = chat(None) if len(service.seen) < 3 else good.answer(seen.body, 4)
-        return Reply(bad)
-
-    with Service(script) as service:
-        here(service.url, f"task.data.path={data}", f"run.root={tmp_path}")
-    (row,) = rows_in(tmp_path)
-    one = (11 * 0.15 + 7 * 0.6) / 1e6
-    assert row["cost_usd"] == pytest.approx(one)
-    assert row["discarded_usd"] == pytest.approx(2 * one)
-
-
-def test_a_request_that_is_sent_again_stays_below_the_budget(
-    tmp_path: Path, here: Callable[..., str]
-) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 2)
-    line = (f"task.data.path={data}", f"run.root={tmp_path}", "sampling.max_new_tokens=7")
-    one = (11 * 0.15 + 7 * 0.6) / 1e6
-    with Service(lambda seen: Reply(chat(None))) as service:
-        here(service.url, *line, "run.budget=0.0003", status=130)
-        assert len(service.seen) >= 2 and len(service.seen) * one <= 0.0003
-    (reserved,) = tmp_path.rglob("reserved.jsonl")
-    assert Reserved.read(reserved).usd == pytest.approx(len(service.seen) * one)
-
-
-def test_answers_without_a_use_count_where_the_first_request_ends_the_run(
-    tmp_path: Path, here: Callable[..., str]
-) -> None:
-    def script(seen: Seen) -> Reply:
-        return Reply(chat(None)) if len(service.seen) < 3 else Reply(refusal("no"), 401)
-
-    with Service(script) as service:
-        here(service.url, f"run.root={tmp_path}", "run.budget=1", status=2)
-    (reserved,) = tmp_path.rglob("reserved.jsonl")
-    assert Reserved.read(reserved).usd == pytest.approx(2 * (11 * 0.15 + 7 * 0.6) / 1e6)
-
-
-def test_a_connection_cut_amid_an_answer_counts_at_its_worst(
-    tmp_path: Path, here: Callable[..., str]
-) -> None:
-    data = write_clues(tmp_path / "clues.jsonl", 1)
-    good = Faulty(share=0.0)
-
-    def script(seen: Seen) -> Reply:
-        return Reply(good.answer(seen.body, 4), cut=len(service.seen) < 2)
-
-    with Service(script) as service:
-        here(service.url, f"task.data.path={data}", f"run.root={tmp_path}")
-    (row,) = rows_in(tmp_path)
-    assert row["discarded_usd"] > 1000 * 0.6 / 1e6, "the whole cap"
 
 
 @pytest.mark.parametrize(
