@@ -144,11 +144,8 @@ def test_whoever_waits_says_for_what_and_how_long(
     assert "asked again in 0.2 s" in lines[0] or "asked again in 0.3 s" in lines[0]
 
 
-def test_those_who_wait_do_not_all_come_back_at_once(tmp_path: Path) -> None:
-    from components.backends.openai_api.failures import Failure
-    from components.backends.openai_api.retries import Attempts
-
-    attempts = Attempts(Retry(backoff=1.0), Pace(Limits()), str)
-    pauses = {attempts._pause(Failure(429, "", {"retry-after": "7"}), 1) for _ in range(20)}
+def test_those_who_wait_do_not_all_come_back_at_once() -> None:
+    retry = Retry(backoff=1.0)
+    pauses = {retry.pause(1, asked=7.0) for _ in range(20)}
     assert len(pauses) == 20 and all(7 <= pause <= 10.5 for pause in pauses)
-    assert attempts._pause(Failure(429, "", {"retry-after": "0"}), 4) >= 8
+    assert retry.pause(4, asked=0.0) >= 8

@@ -31,7 +31,6 @@ def finish_reason(reason: str | None) -> FinishReason:
     return ENDINGS.get(reason, "other")
 
 
-NOT_PAID = "error"  # an error in place of an answer, under status 200
 # A service's words for a generation that it gave up, whose text is no answer of the model's.
 BROKEN_OFF = ("error", "abort", "aborted", "insufficient_system_resource")
 IMPOSSIBLE = -9999.0  # what OpenAI writes
@@ -41,15 +40,23 @@ LONGEST_INT = 300  # digits; a longer number is no float
 class BadAnswerError(RuntimeError):
     """The service answered with something that holds no answer; asking again may help.
 
-    `status` is the HTTP status that it amounts to, `code` the service's own word. `usage` is what
-    it says that it used: it may have to be paid all the same.
+    `status` is the HTTP status that it amounts to, `code` the service's own word. `reported`: the
+    service reports an error in place of an answer, under status 200. `usage` is what it says that
+    it used.
     """
 
-    def __init__(self, message: str, status: int = 502, code: str = "") -> None:
+    def __init__(
+        self, message: str, status: int = 502, code: str = "", *, reported: bool = False
+    ) -> None:
         """Keep them."""
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.reported = status, code, reported
         self.usage: dict[str, Any] = {}
+
+    @property
+    def may_be_paid(self) -> bool:
+        """Whether it may have to be paid all the same."""
+        return bool(self.usage) or not self.reported
 
 
 @dataclass(slots=True)
@@ -95,7 +102,11 @@ def decode(body: bytes) -> dict[str, Any]:
 
 def refuse_error(value: dict[str, Any]) -> dict[str, Any]:
     """The same body, if it does not report an error under status 200."""
-    _refuse_error(value.get("error"))
+    try:
+        _refuse_error(value.get("error"))
+    except BadAnswerError as error:
+        error.usage = normal_usage(value.get("usage"))
+        raise
     return value
 
 
@@ -156,8 +167,9 @@ def _refuse_error(error: object) -> None:
     found = error if isinstance(error, Mapping) else {"message": str(error)}
     code = found.get("code")
     status = code if isinstance(code, int) and 100 <= code < 600 else 502
-    word = code if isinstance(code, str) else NOT_PAID
-    raise BadAnswerError(f"the service reports: {found.get('message')}", status, word)
+    word = code if isinstance(code, str) else ""
+    told = f"the service reports: {found.get('message')}"
+    raise BadAnswerError(told, status, word, reported=True)
 
 
 def _choices(value: Mapping[str, Any]) -> list[Said]:

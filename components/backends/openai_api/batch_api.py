@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from openai import AsyncOpenAI
 from openai.types import Batch
 
-from components.backends.openai_api.answers import NOT_PAID, Answered, BadAnswerError, decode, read
+from components.backends.openai_api.answers import Answered, BadAnswerError, decode, read
+from components.backends.openai_api.attempts import Attempts
 from components.backends.openai_api.batch_record import BatchRecord
 from components.backends.openai_api.failures import Failure, GatewayError
 from components.backends.openai_api.pace import duration
-from components.backends.openai_api.retries import Attempts
 from pipeline.protocols import BackendLostError
 from pipeline.spec import digest, require
 from pipeline.store import files
@@ -308,7 +308,7 @@ class BatchJobs:
         try:
             answered = read(decode(json.dumps(body).encode()))
         except BadAnswerError as error:
-            if error.code != NOT_PAID:
+            if error.may_be_paid:
                 self._discarded.setdefault(name, []).append(error.usage or None)
             return False
         answered.batched = True

@@ -81,7 +81,7 @@ class GatewayError(RequestFailedError):
         if not first:
             return None
         if self.transient or self.status is None:
-            return "check the address and the account"
+            return "check the address and the account, or run again later"
         if self.status == 403 and MODERATED.search(str(self)):
             return None
         if 300 <= self.status < 400:
@@ -100,6 +100,17 @@ class Failure:
     headers: Mapping[str, str]
     parameter: str | None = None
     code: str = ""
+    unusable: bool = False  # an answer came, which holds nothing of use
+
+    @property
+    def shown(self) -> str:
+        """The text on one line, of a length that a log can bear."""
+        return " ".join(self.text.split())[:300]
+
+    @property
+    def tells_of_outage(self) -> bool:
+        """Whether a service that answers nobody fails in this way."""
+        return not self.unusable and (self.status is None or self.status >= 500)
 
     @property
     def is_rate_limit(self) -> bool:
@@ -141,7 +152,7 @@ def failure_of(error: BaseException, timeout: float = 0.0) -> Failure:
         headers = error.response.headers
         return Failure(error.status_code, text, headers, error.param, str(error.code or ""))
     if isinstance(error, BadAnswerError):
-        return Failure(error.status, str(error), {}, code=error.code)
+        return Failure(error.status, str(error), {}, code=error.code, unusable=not error.reported)
     if isinstance(error, TimeoutError):
         return Failure(None, f"no answer within {timeout:g} s (backend.retry.timeout)", {})
     return Failure(None, f"{type(error).__name__}: {_with_causes(error)}", {})

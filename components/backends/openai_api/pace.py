@@ -190,6 +190,12 @@ class Pace:
             self.not_before = max(self.not_before, now + retry_after)
         self._heed(headers)
 
+    def one_at_a_time(self, seconds: float) -> None:
+        """Nobody is answered: the next request goes alone, after `seconds`."""
+        self._ceiling = max(self._ceiling, self.level)  # to which it doubles once it is over
+        self.level = 1.0
+        self.not_before = max(self.not_before, self._clock() + seconds)
+
     def _heed(self, headers: Mapping[str, str]) -> None:
         """Wait for the reset that rate-limit headers announce once nothing remains."""
         for kind in ("requests", "tokens"):

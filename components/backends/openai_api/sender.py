@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,19 @@ import httpx2
 from openai import APIConnectionError, AsyncOpenAI
 
 from components.backends.openai_api.answers import (
-    NOT_PAID,
     Answered,
     BadAnswerError,
     decode,
     read,
     refuse_error,
 )
+from components.backends.openai_api.attempts import Attempts
 from components.backends.openai_api.batch_api import BatchApi, BatchJobs
 from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError
 from components.backends.openai_api.failures import GatewayError
 from components.backends.openai_api.open_files import connections_within
 from components.backends.openai_api.pace import Pace
-from components.backends.openai_api.retries import Attempts, Retry
+from components.backends.openai_api.retries import Retry
 from components.backends.openai_api.service import Connection, Keys, client
 from components.backends.openai_api.streaming import Assembly, Told, chunks
 from pipeline.protocols import BackendLostError, Request, spelled
@@ -89,7 +89,10 @@ class Sender:
         query = {"api-version": self._place.api_version}
         limits = (self.pace.bound(connections_within(self.pace.limits.most)), self._retry.timeout)
         self._client = client(self._connection, keys, self._place.url, query, limits)
-        self.attempts = Attempts(self._retry, self.pace, keys.hide, self._place.service)
+        batched = batch is not None and batch.enabled
+        # Batches wait for outages themselves, as long as the service has time to finish them.
+        retry = replace(self._retry, outage_seconds=0.0) if batched else self._retry
+        self.attempts = Attempts(retry, self.pace, keys.hide, self._place.service)
         if batch is not None and batch.enabled:
             folder = self._place.cache / "gateways" / "batches"
             path = batch.path or f"/v1{PATHS[self.dialect.api]}"
@@ -245,7 +248,7 @@ def _unusable(discard: Callable[[Mapping[str, Any] | None], None]) -> Iterator[N
     try:
         yield
     except BadAnswerError as error:
-        if error.code != NOT_PAID:
+        if error.may_be_paid:
             discard(error.usage or None)
         raise
     except APIConnectionError as error:
