@@ -19,7 +19,6 @@ from pipeline.protocols import (
     TRUNCATED,
     Backend,
     Capabilities,
-    ForcedTokens,
     Generation,
     Group,
     Message,
@@ -139,11 +138,8 @@ def test_answers_come_to_who_asked_and_hang_on_the_request_alone(line: Line) -> 
     assert len({each.text for each in together}) > 1, "another seed, another text"
 
 
-def test_given_ids_are_scored_as_they_were_drawn_or_it_says_that_it_cannot(line: Line) -> None:
-    able = backend_of(line).capabilities
-    if not able.scores:
-        with pytest.raises(NotImplementedError):
-            using(line, lambda backend: backend.score([ForcedTokens([1], [2])]))
+def test_ids_are_scored_as_they_were_drawn_where_it_says_that_it_scores(line: Line) -> None:
+    if not backend_of(line).capabilities.scores:
         return
 
     async def work(backend: Backend) -> tuple[Generation, TokenScores]:
