@@ -1,4 +1,4 @@
-"""Passes for finished rows that lack them.
+"""Passes for finished rows that lack them; with `entropy=true`, entropies.
 
 `python launch/backfill.py task=math cue=wait backfill.input=rows.jsonl backfill.inplace=true`
 """
@@ -19,9 +19,10 @@ from omegaconf import DictConfig
 
 from launch.config.command_line import ended, run_application
 from launch.config.compose import build, build_backend, register_schema, to_spec
+from launch.rows.backfill_entropies import fill_entropies
 from launch.rows.backfill_points import points_of
-from launch.rows.backfill_spec import Backfill, BackfillSpec, cues_of
-from launch.rows.backfill_target import Merge, keep_original, locked
+from launch.rows.backfill_spec import BackfillSpec, cues_of
+from launch.rows.backfill_target import Merge, keep_original, locked, nothing_to_do
 from launch.running.here import run_until_signal
 from pipeline.analysis.row_files import WORKING
 from pipeline.backfill.missing_passes import Scan, scan
@@ -44,6 +45,8 @@ def backfill(config: DictConfig) -> int:
     spec.backfill.check()
     source = Path(spec.backfill.input)
     cues = cues_of(spec)
+    if spec.entropy:
+        return fill_entropies(spec, cues)
     with locked(source, spec):
         scanned = scan(source, spec.backfill, cues)
         require(scanned.rows > 0, "backfill.input", "hold rows of a run", str(source))
@@ -51,7 +54,8 @@ def backfill(config: DictConfig) -> int:
         if spec.run.dry:
             return 0
         if not scanned.to_fill:
-            return nothing_to_do(source, spec.backfill)
+            nothing_to_do(source, spec.backfill)
+            return 0
         return fill(spec, scanned, cues)
 
 
@@ -64,14 +68,6 @@ def what_there_is_to_do(scanned: Scan, spec: BackfillSpec) -> str:
     if scanned.broken:
         text += f"; {len(scanned.broken)} undecodable lines"
     return text
-
-
-def nothing_to_do(source: Path, given: Backfill) -> int:
-    """In place nothing happens; else the file is copied as it is."""
-    if not given.inplace:
-        shutil.copyfile(source, given.target)
-        print(f"copied to {given.target}")
-    return 0
 
 
 def fill(spec: BackfillSpec, scanned: Scan, cues: tuple[Cue, ...]) -> int:

@@ -116,10 +116,17 @@ Piece = str | Generation
 
 @dataclass(frozen=True, slots=True)
 class ForcedTokens:
-    """Given ids after a given prompt, to be scored as if the model had generated them."""
+    """Given ids after a given prompt, to be scored as if the model had generated them.
+
+    `Backend.force` also says what the ids spell, where each ends in that (as `Generation.ends`),
+    and whether they were `encoded` from text, so that the model may have drawn others.
+    """
 
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
+    text: str = ""
+    ends: Sequence[int] | None = None
+    encoded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +346,11 @@ class Backend(Protocol):
     def force(self, prompt: Prompt, generation: Generation) -> ForcedTokens:
         """The ids of a prompt, and those of a generation that followed it, to be scored.
 
-        A generation without ids is encoded: its text, and the stop string that ended it.
+        The generation's own ids are taken where they spell its text in this model's tokenizer. Else
+        its text is encoded, with the stop string that ended it.
+
+        Raises:
+            SpecError: the prompt cannot be written.
         """
         raise NotImplementedError
 

@@ -47,9 +47,10 @@ class Backfill(Selection):
 
 @dataclass(slots=True)
 class BackfillSpec(RunSpec):
-    """A run's spec, and what is to be backfilled."""
+    """A run's spec, and what is to be backfilled: passes, or with `entropy` only entropies."""
 
     backfill: Backfill = field(default_factory=Backfill)
+    entropy: bool = False
 
 
 def cues_of(spec: BackfillSpec) -> tuple[Cue, ...]:
@@ -62,5 +63,7 @@ def cues_of(spec: BackfillSpec) -> tuple[Cue, ...]:
         phrase = Path(given.phrase_file).read_text(encoding="utf-8")
     if phrase is not None:
         return split_cues(phrase)
+    if spec.entropy and not spec.cue:
+        return ()
     require(len(spec.cue) > 0, "cue", "name at least one cue (cue=wait), or backfill.phrase", [])
     return tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())

@@ -49,6 +49,13 @@ class Merge:
         return {"model": model, "seed": self.spec.run.seed} | sampling
 
 
+def nothing_to_do(source: Path, given: Backfill) -> None:
+    """In place nothing happens; else the file is copied as it is."""
+    if not given.inplace:
+        shutil.copyfile(source, given.target)
+        print(f"copied to {given.target}")
+
+
 def keep_original(source: Path, given: Backfill) -> Path:
     """What is merged into: the source, in place a link to it as it is; the first is a backup."""
     if not given.inplace:

@@ -1,7 +1,7 @@
 """New passes put into the rows of a file; everything else in it stays as it is."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,24 +108,37 @@ def _there(fields: dict[str, Any], row: Row) -> bool:
 
 
 def write_merged(source: Path, output: Path, result: FinishedPasses) -> int:
-    """Write `source` with the new passes to `output`; returns the rows that got some.
+    """Write `source` with the new passes to `output`; returns the rows that got some."""
 
-    Undecodable lines go to `<output>.broken`, in order.
+    def changed(offset: int, row: Row) -> Row | None:
+        made = result.of(row)
+        return merged(row, made, result) if made else None
+
+    return write_changed(source, output, changed)
+
+
+def write_changed(source: Path, output: Path, change: Callable[[int, Row], Row | None]) -> int:
+    """Write the lines of `source` to `output`, some of them changed; returns how many these are.
+
+    `change` is given where a line begins and its row; None leaves the line as it is. Undecodable
+    lines go to `<output>.broken`, in order.
     """
     broken: list[bytes] = []
     changed = 0
 
     def lines() -> Iterator[bytes]:
         nonlocal changed
+        offset = 0
         with source.open("rb") as file:
             for line in file:
-                row = parse(line)
+                row, at = parse(line), offset
+                offset += len(line)
                 if row is None:
                     broken.extend([line.rstrip(b"\n") + b"\n"] if line.strip() else [])
                     continue
-                made = result.of(row)
-                changed += made is not None
-                yield _encoded(merged(row, made, result)) if made else line.rstrip(b"\n") + b"\n"
+                new = change(at, row)
+                changed += new is not None
+                yield _encoded(new) if new is not None else line.rstrip(b"\n") + b"\n"
 
     write_atomically(output, lines())
     if broken:

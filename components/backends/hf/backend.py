@@ -31,6 +31,7 @@ from components.backends.hf.slots.fit import UnfitModelError, fit
 from components.backends.hf.slots.kv_cache import LayerShape
 from components.backends.hf.static import StaticDecoder
 from components.decoding.forced_rows import Visit
+from components.decoding.forcing import forced
 from components.decoding.prompt_encoder import PromptEncoder
 from components.decoding.sequence import Limits, TokenSequence
 from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
@@ -228,9 +229,7 @@ class HfBackend(Backend):
 
     def force(self, prompt: Prompt, generation: Generation) -> ForcedTokens:
         """As `Backend.force`; loads a tokenizer at most."""
-        encoder = self._encoder()
-        ids = generation.token_ids or encoder.continued(generation.spelled)
-        return ForcedTokens(encoder.encode(prompt).ids, ids)
+        return forced(self._encoder(), prompt, generation)
 
     async def score(self, rows: Sequence[ForcedTokens]) -> list[TokenScores]:
         """As `Backend.score`, in the decoder's thread.
