@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.protocols import Example
@@ -43,6 +44,7 @@ class Claims:
         self.open_chunks: dict[str, OpenChunk] = {}
         self.whole_lease: Lease | None = None
         self._untaken = list(self.chunks)
+        self._ended_chunks: list[Path] = []
 
     def enter(self) -> None:
         """Come in beside the others, or alone. Raises Held while that cannot be."""
@@ -60,7 +62,8 @@ class Claims:
                 self.leases.give_back(lease)
                 raise Held(ALONE, writer, bool(alive))
         self.leases.bury()
-        self.leases.clear(CHUNK)
+        for name in (CHUNK, MERGE):
+            self.leases.clear(name)
         return lease
 
     def _see_that_nobody_is_alone(self) -> None:
@@ -69,6 +72,14 @@ class Claims:
                 return self.leases.fence_off(ALONE)
             except Raced:
                 time.sleep(0.05)
+
+    def lost_to_single_writer(self) -> bool:
+        """Whether one of several finds another alone in the folder, who took it for dead."""
+        try:
+            self._see_that_nobody_is_alone()
+        except Held:
+            return True
+        return False
 
     def take(self, left: Callable[[str], Traces]) -> Lease | None:
         """The next chunk that can be had and of which traces are `left`; each is taken once.
@@ -85,13 +96,19 @@ class Claims:
         return None
 
     def _take_chunk(self, name: str) -> Lease:
-        """Take a chunk, once nobody merges: of two who look at each other's lease one sees it."""
+        """Take a chunk, once nobody merges: of two who look at each other's lease one sees it.
+
+        Whoever died while merging is kept from going on with it.
+        """
         while True:
             lease = self.leases.take(name)
-            if not self.leases.held_by_others(MERGE):
+            try:
+                self.leases.fence_off(MERGE)
+            except Held:
+                self.leases.give_back(lease)
+                time.sleep(POLL_SECONDS)
+            else:
                 return lease
-            self.leases.give_back(lease)
-            time.sleep(POLL_SECONDS)
 
     def start(self, lease: Lease, traces: Traces) -> None:
         """The traces of a chunk begin."""
@@ -140,6 +157,7 @@ class Claims:
             except Held:
                 time.sleep(POLL_SECONDS)
                 continue
+            self._ended_chunks = self.leases.files(CHUNK)
             if self.whole_lease or not self.leases.held_by_others(CHUNK):
                 return lease
             self.leases.give_back(lease)
@@ -147,9 +165,10 @@ class Claims:
         return None
 
     def merge_done(self, lease: Lease) -> None:
-        """All rows are in one file: the chunks' leases mean nothing any more."""
+        """All rows are in one file: the chunks' leases from before mean nothing any more."""
         self.open_chunks.clear()
-        self.leases.clear(CHUNK)
+        for path in self._ended_chunks:
+            path.unlink(missing_ok=True)
         self.leases.bury()
         if not self.whole_lease:
             self.leases.give_back(lease)

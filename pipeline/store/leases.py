@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.store.files import create_once, write_atomically
+from pipeline.store.files import StoreError, create_once, write_atomically
 
 BEATS_PER_LEASE = 4
 
@@ -149,7 +149,12 @@ class Leases:
         if not self.held(lease):
             return
         path = self.folder / f"{lease.name}.{lease.epoch}"
-        write_atomically(path, [self._encoded(state)])
+        try:
+            write_atomically(path, [self._encoded(state)])
+        except StoreError:
+            if self.held(lease):
+                raise
+            return
         for epoch in range(lease.epoch - 1, 0, -1):  # only the latest is looked at
             old = self.folder / f"{lease.name}.{epoch}"
             if not old.exists():
@@ -185,7 +190,7 @@ class Leases:
 
     def held_by_others(self, prefix: str) -> bool:
         """Whether others, who are not known to be dead, hold leases whose names begin so."""
-        names = {path.name.rpartition(".")[0] for path in self.folder.glob(f"{prefix}*.[0-9]*")}
+        names = {path.name.rpartition(".")[0] for path in self.files(prefix)}
         holders = {self._other_holder(name) for name in names} - {None}
         return any(self.alive(str(holder)) is not False for holder in holders)
 
@@ -194,9 +199,13 @@ class Leases:
         is_held = content.get("state") == "held" and content.get("writer") != self.writer
         return str(content.get("writer")) if is_held else None
 
+    def files(self, prefix: str) -> list[Path]:
+        """The lease files of names that begin so."""
+        return list(self.folder.glob(f"{prefix}*.[0-9]*"))
+
     def clear(self, prefix: str) -> None:
         """Remove the lease files of names that begin so."""
-        for path in self.folder.glob(f"{prefix}*"):
+        for path in self.files(prefix):
             path.unlink(missing_ok=True)
 
     def bury(self) -> None:

@@ -390,9 +390,9 @@ class Rows:
                 write_atomically(path, broken, self.fence)
             settled = (self._line_of(key).rstrip(b"\n") + b"\n" for key in wanted)
             write_atomically(self.path, settled, self.fence)
-        if self.fence:
-            self.fence.check()
         for part in parts:
+            if self.fence:
+                self.fence.check()
             part.unlink(missing_ok=True)
 
     def _broken_lines(self) -> Iterator[Place]:

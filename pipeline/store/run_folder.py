@@ -100,19 +100,21 @@ class RunFolder:
         if self.plan.shared:
             self.rows.refresh()
         while lease := self.claims.take(self.left):
-            if self.plan.shared and (self._was_merged() or lease.epoch > 1):
-                self.rows.refresh()  # another had it: rows, generations are left
-                self.journal.learn(self.rows.complete)
+            if self.plan.shared:
+                self._look_at_others(lease)
             traces = self.left(lease.name)
             self.claims.start(lease, traces)
             if traces:
                 return traces
         return []
 
-    def _was_merged(self) -> bool:
-        """Whether another shard, which had less to do, merged; then own files begin anew."""
+    def _look_at_others(self, lease: Lease) -> None:
+        """Take in what others left for a chunk; a merge of one with less to do took own files."""
+        self.check_lease()
         merged = [file.reopen_if_removed() for file in (self.rows, self.journal)]
-        return any(merged)
+        if any(merged) or lease.epoch > 1:
+            self.rows.refresh()
+            self.journal.learn(self.rows.complete)
 
     def is_taken_over(self, key: Key) -> bool:
         """Whether another shard has taken the trace of a row over."""
@@ -134,7 +136,8 @@ class RunFolder:
         key = Key(row["example_id"], row["sample_idx"])
         if self.is_taken_over(key):
             return False
-        self.check_lease()
+        if not self.plan.shared:
+            self.check_lease()
         self.rows.append(row)
         self.record.row_done(num_tokens(row))
         return True
@@ -191,15 +194,17 @@ class RunFolder:
         if lease is None:
             return
         _remove_scratch(self.plan.folder, self.claims.leases)
-        fence = _fence_of(self.plan.folder, self.claims.leases, lease)
+        fence = _fence_of(self.plan.folder, self.claims, lease)
         self.rows.fence = self.record.fence = fence
+        journals = list(self.plan.folder.glob("journal-*.jsonl")) if self.plan.shared else []
         self.rows.settle(self.plan.order)
         fence.check()
         self.fold_records()
         gather(self.plan.folder / FAILURES, fence)
-        if self.plan.shared:
-            for path in self.plan.folder.glob("journal-*.jsonl"):
-                path.unlink(missing_ok=True)
+        for path in journals:
+            fence.check()
+            path.unlink(missing_ok=True)
+        fence.check()
         self.claims.merge_done(lease)
 
     def fold_records(self) -> None:
@@ -236,7 +241,7 @@ def open_run_folder(plan: FolderPlan, leases: Leases) -> RunFolder:
 
 def _opened(plan: FolderPlan, claims: Claims) -> RunFolder:
     whole, writer = claims.whole_lease, claims.leases.writer
-    fence = _fence_of(plan.folder, claims.leases, whole)
+    fence = _fence_of(plan.folder, claims, whole)
     if whole and whole.inherited:
         _remove_scratch(plan.folder, claims.leases)
     record = RunRecord(plan.folder, plan.facts, plan.shared, plan.shard, fence)
@@ -262,17 +267,20 @@ def _opened(plan: FolderPlan, claims: Claims) -> RunFolder:
     return folder
 
 
-def _fence_of(folder: Path, leases: Leases, lease: Lease | None) -> Fence:
-    """The fence of a writer that may write while it holds `lease`; without one it always may."""
+def _fence_of(folder: Path, claims: Claims, lease: Lease | None) -> Fence:
+    """The fence of a writer that may write while it holds `lease`.
+
+    One of several, without such a lease, may write while nobody is alone in the folder.
+    """
 
     def check() -> None:
-        if lease is None or leases.held(lease):
-            return
-        if not folder.exists():
+        is_lost = not claims.leases.held(lease) if lease else claims.lost_to_single_writer()
+        if is_lost and not folder.exists():
             raise StoreError(f"{folder} was removed while it was written to; start again")
-        raise StoreError(f"another process has taken {folder} over; this one ends")
+        if is_lost:
+            raise StoreError(f"another process has taken {folder} over; this one ends")
 
-    return Fence(leases.writer, check)
+    return Fence(claims.leases.writer, check)
 
 
 def _remove_scratch(folder: Path, leases: Leases) -> None:

@@ -17,8 +17,10 @@ import pytest
 from pipeline.protocols import Generation, Request
 from pipeline.run.executor import execute
 from pipeline.run.point import Point
-from pipeline.run.session import Session, open_now
+from pipeline.run.session import Session, open_now, open_session
 from pipeline.spec import CueText, SpecError
+from pipeline.store import rows as rows_module
+from pipeline.store.claims import Claims
 from pipeline.store.files import StoreError, encode, read_lines, write_atomically
 from pipeline.store.journal import Journal
 from pipeline.store.leases import Leases
@@ -119,13 +121,72 @@ def test_a_writer_paused_at_any_line_and_taken_over_changes_nothing_when_it_wake
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_a_shard_paused_before_it_merges_leaves_what_another_merged(tmp_path: Path) -> None:
-    child = paused(small(tmp_path, shards=2), os, "replace", is_rows)
-    second = small(tmp_path, samples=3, shards=2)
+MERGING: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "before it writes what it has read": (rows_module, "write_atomically", ALWAYS),
+    "right before the rows are replaced": (os, "replace", is_rows),
+    "before it writes the record of all": (RunRecord, "fold", ALWAYS),
+    "right before the record is replaced": (os, "replace", is_record),
+}
+
+
+@pytest.mark.parametrize("line", MERGING)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_shard_paused_while_it_merges_leaves_what_another_made_of_more_rows(
+    tmp_path: Path, line: str, shards: int
+) -> None:
+    child = paused(small(tmp_path, shards=2, limit=2), *MERGING[line])
+    second = small(tmp_path, shards=shards)
     assert go(second).status == "complete"
-    rows = second.rows_path.read_bytes()
+    rows, attempts = second.rows_path.read_bytes(), attempts_of(tmp_path)
     assert goes_on(child) == 2
-    assert second.rows_path.read_bytes() == rows and len(rows_of(second)) == 12
+    assert second.rows_path.read_bytes() == rows and len(rows_of(second)) == 8
+    assert attempts_of(tmp_path) == attempts
+    assert not list(tmp_path.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_shard_that_wakes_while_it_merges_disturbs_nobody_at_work(
+    tmp_path: Path, shards: int
+) -> None:
+    child = paused(small(tmp_path, shards=2, limit=2), Claims, "merge_done", ALWAYS)
+    seen_from_elsewhere(tmp_path)
+
+    class Waking(Counting):
+        async def generate(self, request: Request) -> Generation:
+            if len(self.asked) == 3:
+                status.append(goes_on(child))
+            return await super().generate(request)
+
+    status: list[int] = []
+    backend = Waking(capacity=1)
+    assert go(small(tmp_path, shards=shards), backend).status == "complete"
+    assert status == [0], "its own work is done"
+    assert len(backend.asked) == len({request.seed for request in backend.asked}) == 16
+
+
+def seen_from_elsewhere(folder: Path) -> None:
+    """Everybody's heart seems to beat, or not, on a machine whose processes cannot be seen."""
+    for beat in (folder / ".leases").glob("*.beat"):
+        beat.write_text(beat.read_text().replace('"boot"', '"elsewhere"'))
+
+
+def test_a_shard_that_was_taken_for_dead_ends_where_another_is_alone_at_work(
+    tmp_path: Path,
+) -> None:
+    child = paused(small(tmp_path, shards=2), Journal, "put", ALWAYS)
+    single = open_now_when_it_can_be_had(small(tmp_path))
+    assert goes_on(child) == 2
+    counting = Counting()
+    while (trace := asyncio.run(single.next_trace())) is not None:
+        asyncio.run(single.run_trace(*trace, 0, counting))
+    single.close({})
+    assert single.status == "complete" and len(counting.asked) == 8 * 4
+
+
+def open_now_when_it_can_be_had(made: Point) -> Session:
+    session = asyncio.run(open_session(made, asyncio.Event()))
+    assert session is not None
+    return session
 
 
 @pytest.mark.parametrize("shards", [1, 2])
