@@ -165,6 +165,11 @@ def test_a_model_by_hub_id_or_path_is_the_local_model_of_that_path() -> None:
     assert spec.model.path == "org/name"
 
 
+def test_keys_that_other_doors_have_beside_the_groups_are_known() -> None:
+    words = ["entropy=true", "backfill.input=rows.jsonl", "check.tokens=64", "out=here"]
+    assert arguments(words) == words
+
+
 def test_models_by_path_are_the_points_of_a_sweep_and_do_not_mix_with_options() -> None:
     words = arguments(["-m", "task=math", "model=org/one,org/two"])
     assert words == ["-m", "task=math", "model=local", "model.path=org/one,org/two"]

@@ -1,7 +1,7 @@
-"""What a loaded model's weights are: bytes by type, and which layers were quantized."""
+"""What a loaded model's weights are: bytes by type and part, and which layers were quantized."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,30 +9,60 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+PARTS = ("base", "lora", "memory_bank", "memory_attention", "router", "other")
+_BY_NAME = {
+    "memory_banks.": "memory_bank",
+    "memory_adapters.": "memory_attention",
+    "routers.": "router",
+}
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 def weights_report(model: nn.Module) -> dict[str, Any]:
-    """Bytes by type and names of layers, as they are after loading.
+    """Bytes by type and by part, and names of layers, as they are after loading.
 
     Returns:
         `bytes` maps a torch type to the bytes of all weights and of what scales them in that type,
-        each storage once; buffers count. `quantized` and `kept` map a pattern of names, in which
-        `*` stands for a number, to how many linear layers and embeddings it is.
+        each storage once; buffers count. `parts` maps a part (`part_of`) to the same. `quantized`
+        and `kept` map a pattern of names, in which `*` stands for a number, to how many linear
+        layers and embeddings it is.
     """
     size: Counter[str] = Counter()
+    parts: dict[str, Counter[str]] = defaultdict(Counter)
     seen: set[int] = set()
-    for tensor in _tensors(model):
+    for part, tensor in _tensors(model):
         key = tensor.data_ptr() if tensor.device.type != "meta" else id(tensor)
         if key not in seen or not tensor.numel():
             seen.add(key)
-            size[str(tensor.dtype).removeprefix("torch.")] += tensor.numel() * tensor.element_size()
+            kind = str(tensor.dtype).removeprefix("torch.")
+            count = tensor.numel() * tensor.element_size()
+            size[kind] += count
+            parts[part][kind] += count
     layers = [(name, m) for name, m in model.named_modules() if _has_weights(m)]
     return {
         "bytes": dict(sorted(size.items())),
+        "parts": {part: dict(sorted(parts[part].items())) for part in PARTS if part in parts},
         "quantized": _patterns(name for name, module in layers if is_quantized(module)),
         "kept": _patterns(name for name, module in layers if not is_quantized(module)),
     }
+
+
+def part_of(name: str, has_memory: bool, is_parameter: bool) -> str:
+    """Which of `PARTS` a tensor belongs to, by its full name.
+
+    Args:
+        name: such as `memory_banks.0.base_bank.A`.
+        has_memory: the model is a backbone with memory; what belongs to neither is `other`.
+        is_parameter: of a model without memory, buffers are `other`.
+    """
+    if ".lora_" in f".{name}":
+        return "lora"
+    marked = (part for start, part in _BY_NAME.items() if name.startswith(start))
+    part = next(marked, None) if has_memory else None
+    if part is not None:
+        return part
+    base = name.startswith("backbone.") if has_memory else is_parameter
+    return "base" if base else "other"
 
 
 def is_quantized(module: nn.Module) -> bool:
@@ -58,16 +88,20 @@ def _is_packed(module: nn.Module) -> bool:
     )
 
 
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    """All plain tensors that hold weights, those inside of quantized ones included."""
-    for module in model.modules():
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            yield from _inner(tensor)
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All plain tensors that hold weights, those inside of quantized ones included, by part."""
+    has_memory = hasattr(model, "memory_banks")
+    for name, module in model.named_modules():
+        own = [(each, True) for each in module.named_parameters(name, recurse=False)]
+        own += [(each, False) for each in module.named_buffers(name, recurse=False)]
+        for (full, tensor), is_parameter in own:
+            part = part_of(full, has_memory, is_parameter)
+            yield from ((part, inner) for inner in _inner(tensor))
         if _is_packed(module):
             packed: Any = module
-            weight = packed.weight()
-            yield weight.int_repr()
-            yield from (weight.q_per_channel_scales(),) if _per_channel(weight) else ()
+            weight, part = packed.weight(), part_of(f"{name}.weight", has_memory, True)
+            yield part, weight.int_repr()
+            yield from ((part, weight.q_per_channel_scales()),) if _per_channel(weight) else ()
 
 
 def _per_channel(weight: Tensor) -> bool:

@@ -30,7 +30,8 @@ REFUSED = 2
 TRACEBACKS = "HYDRA_FULL_ERROR"  # Hydra hands exceptions on where it is 1, else it prints them
 FLAGS = ("-h", "--help", "-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
-KEYS = ("run", "backfill", "mode", "out", "overwrite", "hydra")  # of a config, beside the groups
+# Keys of a config, beside the groups.
+KEYS = ("run", "backfill", "entropy", "mode", "out", "overwrite", "check", "hydra")
 PARTS = {"sampling": Sampling, "run": Run, "model": ModelSpec}
 
 

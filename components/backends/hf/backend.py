@@ -34,6 +34,7 @@ from components.decoding.forced_rows import Visit
 from components.decoding.forcing import forced
 from components.decoding.prompt_encoder import PromptEncoder
 from components.decoding.sequence import Limits, TokenSequence
+from components.models.cache_size import cache_report
 from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
 from components.models.loading import (
     LoadableQuantization,
@@ -124,6 +125,7 @@ class HfBackend(Backend):
         self._model: PreTrainedModel | None = None
         self._limits: Limits | None = None
         self._weights: dict[str, Any] | None = None
+        self._cache_size: dict[str, Any] | None = None
         self._queue: Batches | Engine | None = None
         self._scorer: Scorer | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
@@ -153,6 +155,7 @@ class HfBackend(Backend):
             "device": _device_name(self._device),
             "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
             "weights": self._weights,
+            "cache": self._cache_size,
             **(queue.describe() if queue else {}),
             "attn_implementation": _attention(model) if model is not None else None,
             "use_cache": self._use_cache,
@@ -286,6 +289,7 @@ class HfBackend(Backend):
             if make is not None:
                 return make
         static = StaticDecoder(model, allowed, self._use_cache, self._threads)
+        self._cache_size = cache_report(model)
         self._scorer = self._make_scorer(model, paged=False)
         return lambda: Batches(static.run, self._batch_size)
 
@@ -298,7 +302,9 @@ class HfBackend(Backend):
             require(self._decoder == "auto", "backend.decoder", rule, self._decoder)
             _LOG.warning("decoding with generate, since the model does not fit slots: %s", error)
             return None
-        self._scorer = self._make_scorer(model, paged=isinstance(layers[0], LayerShape))
+        kept = [layer for layer in layers if isinstance(layer, LayerShape)]
+        self._cache_size = cache_report(model, sum(layer.bytes for layer in kept) or None)
+        self._scorer = self._make_scorer(model, paged=bool(kept))
         slots = slots_for(self.options, self._device)
         make = scheduler_factory(model, layers, allowed, self.options)
         return lambda: Engine(make, slots, self._threads, self._device)
