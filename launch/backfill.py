@@ -11,14 +11,22 @@ os.environ.setdefault(
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from launch.config.command_line import ended, run_application
-from launch.config.compose import build, build_backend, register_schema, to_spec
+from launch.config.compose import (
+    build,
+    build_backend,
+    refuse_two_caps,
+    register_schema,
+    to_spec,
+)
 from launch.rows.backfill_entropies import fill_entropies
 from launch.rows.backfill_points import points_of
 from launch.rows.backfill_spec import BackfillSpec, cues_of
@@ -34,15 +42,20 @@ from pipeline.spec import require
 @hydra.main(version_base="1.3", config_path="../conf", config_name="backfill")
 def main(config: DictConfig) -> None:
     """Backfill one file."""
-    if status := ended(lambda: backfill(config)):
+    overrides = HydraConfig.get().overrides.task
+    if status := ended(lambda: backfill(config, overrides)):
         sys.exit(status)
 
 
-def backfill(config: DictConfig) -> int:
-    """Backfill what a composed config says. Returns 0, 1 (a trace failed) or 130 (interrupted)."""
+def backfill(config: DictConfig, overrides: Sequence[str] = ()) -> int:
+    """Backfill what a composed config says; `overrides` are the words of the line that made it.
+
+    Returns 0, 1 (a trace failed) or 130 (interrupted). A dry run writes nothing, not even a lock.
+    """
     spec = to_spec(config)
     assert isinstance(spec, BackfillSpec)
     spec.backfill.check()
+    refuse_two_caps(spec, overrides)
     source = Path(spec.backfill.input)
     cues = cues_of(spec)
     if spec.entropy:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.running.progress import Progress, start_line, tokens_of
+from launch.running.progress import Progress, num_rows, start_line, tokens_of
 from tests.run.test_executor import Counting, point, spec
 from tests.test_run import LINE, command, run, wait_for_rows
 
@@ -37,6 +37,21 @@ def test_the_bar_counts_tokens_that_came_since_the_start_of_all_points_that_shar
     lines = text.getvalue().splitlines()
     assert any("on none, float32: 0 of" in line and "of 2 points" in line for line in lines)
     assert any("1782 tokens" in line for line in lines)
+
+
+def test_the_time_left_is_told_once_as_many_rows_have_ended_as_were_open_at_once(
+    tmp_path: Path,
+) -> None:
+    made, backend = point(spec(tmp_path / "step-0")), Talking()
+    total = num_rows(made)
+    backend.capacity = total - 1
+    with Progress([made], backend, Console(file=io.StringIO())) as progress:
+        progress.on_start([])
+        progress._total = total
+        for done in range(1, total + 1):
+            progress.on_row(None, None)  # type: ignore[arg-type]
+            told = "time left: unknown" not in progress.line()
+            assert told == (done >= total - 1)
 
 
 def test_tokens_of_gateways_and_of_models_are_one_number() -> None:

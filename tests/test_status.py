@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from launch.sweeps.point_status import Reader
 from launch.sweeps.points import SweepPoint
 from launch.sweeps.submitted_jobs import NOTE
 from pipeline.run.session import open_now
-from tests.fakes.configs import composed
+from tests.fakes.configs import ROOT, composed
 from tests.run.test_executor import Counting, go, point, rows_of, spec
 from tests.store.test_shards import CUES, shard
 from tests.test_run import run
@@ -114,11 +116,17 @@ def test_an_attempt_that_was_killed_is_called_so(tmp_path: Path) -> None:
 def test_into_a_pipe_it_prints_and_returns_while_rows_are_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = point(spec(tmp_path / "a/step-0", CUES))
+    made = point(spec(tmp_path / f"{'long' * 30}/step-0", CUES))
     go(made)
     made.rows_path.write_bytes(b"".join(made.rows_path.read_bytes().splitlines(True)[:5]))
     assert main([str(tmp_path)]) == 0
-    assert "0 of 1 points, 5 of 12 rows" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 of 1 points, 5 of 12 rows" in said
+    assert max(map(len, said.splitlines())) == 100
+    script = f"{sys.executable} launch/status.py {tmp_path} | head -1"
+    read = ["bash", "-o", "pipefail", "-c", script]
+    done = subprocess.run(read, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_in_a_terminal_it_waits_for_a_first_run_and_ends_when_all_is_complete(

@@ -1,7 +1,8 @@
 """How the numbers of a table are written, in the terminal and in the report: one kind of rounding.
 
-Shares are percentages with one decimal, entropies have three decimals, p-values two digits. A value
-that has a standard error stands before it; a share of 0 or 1 stands before its 95 % interval.
+Shares are percentages with one decimal, entropies have three decimals, p-values two digits, other
+numbers four. A value that has a standard error stands before it; a share of 0 or 1 stands before
+its 95 % interval. Whole numbers stay as they are.
 """
 
 from collections.abc import Mapping
@@ -49,38 +50,26 @@ def is_beside(name: str, names: Any) -> bool:
 
 
 def cell(line: Mapping[str, Any], name: str) -> Any:
-    """A value as it is shown: text where it has an error or interval, else a rounded number."""
+    """A value as it is shown: a number with decimals is text, beside its error or interval."""
     value = line[name]
-    if value is None or isinstance(value, str | bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     error, low, high = (line.get(f"{name}{end}") for end in BESIDE)
-    factor = 100 if is_share(name) else 1
-    digits = 1 if factor == 100 else 3
     if low is not None and high is not None and value in (0, 1):
-        return (
-            f"{factor * value:.{digits}f} [{factor * low:.{digits}f}, {factor * high:.{digits}f}]"
-        )
+        return f"{number(name, value)} [{number(name, low)}, {number(name, high)}]"
     if f"{name}_se" in line:
-        around = "" if error is None else f" ± {factor * error:.{digits}f}"
-        return f"{factor * value:.{digits}f}{around}"
-    return value if isinstance(value, int) else rounded(name, value)
+        around = "" if error is None else f" ± {number(name, error)}"
+        return f"{number(name, value)}{around}"
+    return value if isinstance(value, int) else number(name, value)
 
 
-def text(name: str, value: Any) -> str:
-    """What a terminal shows of a cell; all numbers of a column have as many decimals."""
-    if value is None or value == "":
-        return "-"
-    if not isinstance(value, float):
-        return str(value)
-    digits = decimals(name)
-    return str(rounded_alone(name, value)) if digits is None else f"{value:.{digits}f}"
-
-
-def rounded(name: str, value: float) -> float:
-    """A number that has no error of its own, in its unit and as short as its kind needs it."""
+def number(name: str, value: float) -> str:
+    """A number of a column in its unit; all of a column have as many decimals, or digits."""
     value = 100 * value if is_share(name) else value
     digits = decimals(name)
-    return rounded_alone(name, value) if digits is None else round(value, digits)
+    if digits is not None:
+        return f"{value:.{digits}f}"
+    return str(float(f"{value:.2g}" if name in P_VALUES else f"{value:.4g}"))
 
 
 def decimals(name: str) -> int | None:
@@ -88,8 +77,3 @@ def decimals(name: str) -> int | None:
     if is_share(name) or name.endswith("_pct") or name in TENTHS:
         return 1
     return 3 if name in NATS else None
-
-
-def rounded_alone(name: str, value: float) -> float:
-    """A number with two significant digits (p-values) or four."""
-    return float(f"{value:.2g}" if name in P_VALUES else f"{value:.4g}")

@@ -1,4 +1,7 @@
-"""A table of rows -> the numbers that the report plots and lists; every estimate is pipeline's."""
+"""The numbers that the report plots and lists, made of a table of rows.
+
+Every estimate is that of `pipeline.analysis`; here rows are grouped, named and put into an order.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -49,7 +52,7 @@ def pooled(table: Table, kept: Sequence[str], by: Sequence[str] = ()) -> Table:
 
 
 def groupings(table: Table) -> list[tuple[str, ...]]:
-    """The columns that plots tell rows apart by: none, and all of `by` if their values are few."""
+    """The groupings that plots offer: all rows as one, and by all of `by` if its values are few."""
     by = list(table.by)
     few = bool(by) and len(table.rows[by].drop_duplicates()) <= MOST_GROUPS
     return [(), tuple(by)] if few else [()]
@@ -163,19 +166,33 @@ def _tells(named: Sequence[tuple[str, Table]], column: str) -> bool:
 
 
 def as_shown(frame: pd.DataFrame, kept: Sequence[str]) -> Line:
-    """A frame as people read it: columns that say nothing left out, values beside their errors."""
+    """A frame as people read it: columns that say nothing left out, values beside their errors.
+
+    `numbers` says of each column whether it holds any.
+    """
     hidden = {"pass", "control", *(name for name in [*POINT, "side"] if name not in kept)}
     hidden |= {name for name in frame if cells.is_beside(str(name), frame)}
     names = [
         str(n) for n in frame if n not in hidden and not (frame[n].isna() | (frame[n] == "")).all()
     ]
     names.sort(key=lambda name: [*kept, name].index(name) if name in kept else len(kept))
-    lines = [[cells.cell(line, name) for name in names] for line in plain(frame)]
-    return {"columns": ["pass" if n == "cue" else cells.heading(n) for n in names], "rows": lines}
+    lines = list(plain(frame))
+    return {
+        "columns": ["pass" if name == "cue" else cells.heading(name) for name in names],
+        "numbers": [any(_is_number(line[name]) for line in lines) for name in names],
+        "rows": [[cells.cell(line, name) for name in names] for line in lines],
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _named(line: Line, by: Sequence[str] = ()) -> Line:
-    """`group`: the task, its model, and the values of `by`; `label`: pass 1 or the cue."""
+    """The line with two names for the page.
+
+    `group` is the task, its model, and the values of `by`; `label` is `pass 1` or the cue.
+    """
     parts = [line["task"], line["model"], *(f"{name}={line[name]}" for name in by)]
     group = " · ".join(str(part) for part in parts if part not in (None, ""))
     return line | {"group": group or "all rows", "label": line["cue"]}

@@ -1,4 +1,4 @@
-"""Two runs on the same samples: which was right where the other was not."""
+"""Compares two runs on the samples that they share: which was right where the other was not."""
 
 from dataclasses import replace
 
@@ -19,12 +19,13 @@ NAMES = {
 
 
 def compared(ours: Table, theirs: Table) -> tuple[pd.DataFrame, str]:
-    """By task and pass: samples of both runs that were right in both, one or none of them.
+    """Count, by task and pass, the samples that were right in both runs, in one or in none.
 
-    `change` is the second's accuracy less the first's. Every sample is in one pair at most: samples
-    are matched by task, example, index and cue, and by step, temperature and seed as far as the two
-    runs share these; of several samples that this does not tell apart, none is matched. The text
-    says how they were matched and how many of each run were.
+    Returns those counts with paired estimates (a frame as `estimates.flips` makes it, its columns
+    named by `NAMES`), and a sentence on what was matched. `change` is the second's accuracy less
+    the first's. Every sample is in one pair at most: samples are matched by task, example, index
+    and cue, and by step, temperature and seed as far as the two runs share these; of several
+    samples that this does not tell apart, none is matched.
     """
     sides = [_keys(table) for table in (ours, theirs)]
     by, pairs = _pairs(*sides)
@@ -36,6 +37,7 @@ def compared(ours: Table, theirs: Table) -> tuple[pd.DataFrame, str]:
 
 
 def _pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
+    """The closest of `MATCHES` that finds pairs, and the pairs, a line each with both verdicts."""
     for by in MATCHES:
         keys = [*SAMPLE, *by]
         once = [side[~side.duplicated(keys, keep=False)] for side in (ours, theirs)]

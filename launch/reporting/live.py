@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from launch.reporting.cells import number
 from launch.reporting.page_file import write_report
 from launch.rows.stored_task import StoredTasks
 from launch.sweeps.point_status import Reader, row_files_of
@@ -179,7 +180,7 @@ def list_page(lines: Sequence[RunLine]) -> str:
 def _cells(line: RunLine) -> list[str]:
     name = html.escape(line.name)
     opened = f'<a href="run/{line.key}">{name}</a>' if line.key else name
-    accuracy = "–" if line.accuracy is None else f"{100 * line.accuracy:.1f} %"
+    accuracy = "–" if line.accuracy is None else f"{number('accuracy', line.accuracy)} %"
     pace = "–" if line.tokens_per_second is None else f"{line.tokens_per_second:.0f}"
     cost = "–" if line.cost is None else f"{line.cost:.4g}"
     texts = (line.state, accuracy, line.rows, pace, cost, line.error)

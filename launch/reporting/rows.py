@@ -1,4 +1,4 @@
-"""One row -> what the report page shows of it: a line of its index, its texts, its token series."""
+"""What the report page shows of one row: a line of its index, its texts, its token series."""
 
 import math
 import re

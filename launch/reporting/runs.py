@@ -1,4 +1,4 @@
-"""What run folders say about their runs: configs side by side, and the prompts of their rows."""
+"""What run folders say of their runs: their configs side by side, and the prompts of their rows."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,7 +31,10 @@ def dotted_keys(value: Any, prefix: str = "") -> Flat:
 
 
 def configs(folders: Iterable[Path]) -> dict[str, list[Any]]:
-    """Every config key of some folders with its values, each value once, in order."""
+    """Every key of the specs and identities of some folders, with its values, each of them once.
+
+    A folder without a run.json adds nothing.
+    """
     found: dict[str, list[Any]] = {}
     for folder in folders:
         stored = record(folder)
@@ -49,7 +52,7 @@ def configs(folders: Iterable[Path]) -> dict[str, list[Any]]:
 def difference(
     ours: Mapping[str, list[Any]], theirs: Mapping[str, list[Any]]
 ) -> list[dict[str, Any]]:
-    """Every key of either side; `same` where both have the same values."""
+    """Every key of either side with its values there (`a`, `b`), and whether they are the same."""
     keys = [*ours, *(key for key in theirs if key not in ours)]
     return [
         {

@@ -1,7 +1,8 @@
-"""Tables in a terminal, folded to its width."""
+"""Prints tables of numbers into a terminal, folded to its width."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 
@@ -34,8 +35,7 @@ def show(title: str, frame: pd.DataFrame, by: Sequence[str] = (), wide: bool = F
     names.sort(key=lambda name: name not in keyed)
     lines = list(plain(useful))
     columns = [
-        [cells.heading(name), *(cells.text(name, cells.cell(line, name)) for line in lines)]
-        for name in names
+        [cells.heading(name), *(_text(cells.cell(line, name)) for line in lines)] for name in names
     ]
     for number, (name, column) in enumerate(zip(names, columns, strict=True)):
         if name == "run":  # once for all its lines
@@ -45,8 +45,15 @@ def show(title: str, frame: pd.DataFrame, by: Sequence[str] = (), wide: bool = F
     print("\n\n".join(blocks(columns, keys, None if wide else WIDTH)))
 
 
+def _text(cell: Any) -> str:
+    return "-" if cell is None or cell == "" else str(cell)
+
+
 def blocks(columns: Sequence[Sequence[str]], keys: int, width: int | None) -> Iterator[str]:
-    """Lines of columns, as many beside each other as fit `width`; the first `keys` are repeated."""
+    """Text blocks of a table, each of as many columns as fit `width`, or of all without one.
+
+    A column is its heading and then its cells. The first `keys` of them stand in every block.
+    """
     aligned = [_aligned(column, left=number < keys) for number, column in enumerate(columns)]
     rest = aligned[keys:]
     while True:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from pipeline.protocols import Backend
@@ -83,12 +83,19 @@ class Progress:
         if self._start is None:
             return f"loading the model since {now - self._made:.0f} s"
         tokens, seconds = self._tokens(), max(now - self._start, 1e-9)
-        left = "unknown"
-        if self._done:
-            rest = seconds * (self._total - self._done) / self._done
-            left = str(datetime.timedelta(seconds=round(rest)))
         rate = f"{tokens} tokens, {tokens / seconds:.0f} tokens/s"
-        return f"{self._done} of {self._total} rows, {rate}, time left: {left}"
+        return f"{self._done} of {self._total} rows, {rate}, time left: {self._left(seconds)}"
+
+    def _left(self, seconds: float) -> str:
+        """The time left, by the rows that `seconds` made.
+
+        It is unknown until as many rows have ended as were open at once: rows that begin together
+        end together, and the first of them says little.
+        """
+        if self._done < max(1, min(self._backend.capacity, self._total)):
+            return "unknown"
+        rest = seconds * (self._total - self._done) / self._done
+        return str(datetime.timedelta(seconds=round(rest)))
 
     def _tokens(self) -> int:
         return tokens_of(self._backend.describe()) - self._tokens_before
@@ -108,7 +115,7 @@ class Progress:
         if self._start is None:
             return
         tokens, seconds = self._tokens(), max(time.monotonic() - self._start, 1e-9)
-        rate = f"{tokens} tokens, {tokens / seconds:.0f} tokens/s"
+        rate = f"{tokens} tokens, {tokens / seconds:.0f} tokens/s, left: {self._left(seconds)}"
         self._bar.update(self._bar_task, total=self._total, completed=self._done, rate=rate)
 
 
@@ -118,7 +125,6 @@ def _bar(console: Console) -> Bar:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
         console=console,
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from launch.reporting.cells import number
 from launch.running.console import table_console
 from pipeline.run.point import Point
 from pipeline.run.session import Session
@@ -54,16 +55,16 @@ def _table(point: Point) -> Table:
             str(line["rows"]),
             _percent(line["accuracy"]),
             _percent(line["improved"]),
-            _number(line["entropy"], 3),
-            _number(line["tokens"], 1),
+            _number("entropy", line["entropy"]),
+            _number("tokens", line["tokens"]),
             _percent(line["truncated"]),
         )
     return table
 
 
 def _percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{100 * share:.1f} %"
+    return "" if math.isnan(share) else f"{number('accuracy', share)} %"
 
 
-def _number(value: float, digits: int) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
+def _number(name: str, value: float) -> str:
+    return "" if math.isnan(value) else number(name, value)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from launch.reporting.cells import number
 from launch.running.console import table_console
 from launch.sweeps.packs import swept
 from launch.sweeps.points import SweepPoint, rows_of
@@ -78,7 +79,7 @@ def _values(member: SweepPoint, keys: Sequence[str]) -> tuple[str, ...]:
 
 def _mean(group: Sequence[Mapping[str, float]], name: str) -> str:
     found = [accuracies[name] for accuracies in group if name in accuracies]
-    return f"{100 * sum(found) / len(found):.1f} %" if found else ""
+    return f"{number('accuracy', sum(found) / len(found))} %" if found else ""
 
 
 def state_of(member: SweepPoint, failures: Mapping[str, str]) -> str:

@@ -279,6 +279,25 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [p.name for p in tmp_path.iterdir()] == ["step0.jsonl"]
 
 
+def test_a_dry_run_of_several_writes_nothing_either(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "step0.jsonl", [old("q", 0)])
+    line = ["task=crossword", "backend=echo", "cue=wait,neutral", f"backfill.input={path}"]
+    line += ["-m", "backfill.inplace=true", "run.dry=true"]
+    command = [sys.executable, str(ROOT / "launch/backfill.py"), *line]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 of 1 rows would get passes") == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["step0.jsonl"]
+
+
+def test_a_cap_that_another_replaces_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "step0.jsonl", [old("q", 0)])
+    line = ["task=crossword", f"backfill.input={path}", "backfill.inplace=true"]
+    line += ["task.think_cap=9", "sampling.think_cap=8"]
+    with pytest.raises(SpecError, match=r"task\.think_cap must be left out"):
+        door.backfill(config_of(*line), line)
+
+
 def test_finished_rows_reach_the_file_every_few_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

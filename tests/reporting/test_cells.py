@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launch.reporting.cells import cell, heading, text
+from launch.reporting.cells import cell, heading
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,15 @@ from launch.reporting.cells import cell, heading, text
         ({"acc1S_pct": 66.6666}, "acc1S_pct", "66.7"),
         ({"odds_ratio": 1.234567}, "odds_ratio", "1.235"),
         ({"tokens": 1234.56}, "tokens", "1234.6"),
-        ({"rows": 12}, "rows", "12"),
-        ({"note": None}, "note", "-"),
+        ({"rows": 12}, "rows", 12),
+        ({"note": None}, "note", None),
+        ({"truncated": 1.0}, "truncated", "100.0"),
+        ({"p_exact": 1.0}, "p_exact", "1.0"),
         ({"think_eos": 0.25}, "think_eos", "25.0"),
     ],
 )
-def test_cells(line: dict[str, Any], name: str, shown: str) -> None:
-    assert text(name, cell(line, name)) == shown
+def test_cells(line: dict[str, Any], name: str, shown: Any) -> None:
+    assert cell(line, name) == shown
 
 
 def test_headings_name_their_unit() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launch import report
+from launch import report, summarize
 from launch.reporting import html_file
 from launch.reporting.compare import NAMES
 from launch.reporting.rows import pack
@@ -174,6 +174,22 @@ def test_numbers_are_over_all_rows_and_those_worked_out_by_hand(tmp_path: Path) 
     assert dict(zip(flips["columns"], flips["rows"][0], strict=True))["wrong to right"] == 2
 
 
+def test_numbers_are_the_same_texts_on_the_page_and_in_the_terminal(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = str(written / "ours")
+    assert summarize.main([ours, "--wide"]) == 0
+    said = capsys.readouterr().out
+    assert report.main([ours, "-o", str(tmp_path / "r.html")]) == 0
+    tables = unpacked(tmp_path / "r.html")["index"]["tables"]
+    shown = {cell for table in tables for row in table["rows"] for cell in row}
+    steps = next(table for table in tables if table["title"] == "By step")  # by run as well
+    assert not [cell for cell in shown if isinstance(cell, float)]
+    numbers = {cell for cell in shown if isinstance(cell, str) and cell[:1].isdigit()}
+    numbers -= {cell for row in steps["rows"] for cell in row}
+    assert len(numbers) > 20 and {cell for cell in numbers if cell not in said} == set()
+
+
 def test_two_runs_are_paired_sample_by_sample_even_at_different_steps(tmp_path: Path) -> None:
     sides = ([True, True, False, True], [True, False, True, None])
     for name, step, verdicts in zip(("a", "b"), (0, 50), sides, strict=True):
@@ -186,7 +202,7 @@ def test_two_runs_are_paired_sample_by_sample_even_at_different_steps(tmp_path: 
     table = unpacked(tmp_path / "r.html")["index"]["tables"][0]
     line = dict(zip(table["columns"], table["rows"][0], strict=True))
     assert [line[name] for name in ("rows", *NAMES.values())] == [3, 1, 1, 1, 0]
-    assert line["p (McNemar)"] == line["p (sign flips)"] == 1.0
+    assert line["p (McNemar)"] == line["p (sign flips)"] == "1.0"
 
 
 def test_an_original_board_and_the_shown_pass_1_are_found() -> None:

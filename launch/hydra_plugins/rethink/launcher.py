@@ -14,7 +14,7 @@ from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, read_write
 
 
 class ClusterLauncher(BasicLauncher):
@@ -72,7 +72,15 @@ class PointSweeper(BasicSweeper):
         return super().sweep(arguments)
 
     def _launch_without_files(self, arguments: Sequence[str]) -> Any:
+        """Launch from where the command was typed: Hydra's own launcher makes the sweep's folder.
+
+        It takes the folder from this config, and from those that it composes by these overrides.
+        """
         assert self.hydra_context is not None and self.launcher is not None
+        assert self.config is not None
+        with read_write(self.config):
+            self.config.hydra.sweep.dir = self.config.hydra.sweep.subdir = "."
+            self.config.hydra.overrides.hydra += ["hydra.sweep.dir=.", "hydra.sweep.subdir=."]
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         batches = self.split_arguments(overrides, self.max_batch_size)

@@ -54,22 +54,21 @@ function shown(value) {
   return Number.isInteger(value) ? String(value) : String(+value.toPrecision(4));
 }
 
-// A number, or one beside its error or interval.
-const isNumber = (cell) =>
-  typeof cell === "number" || (typeof cell === "string" && / ± |^[\d.]+ \[[\d., ]+\]$/.test(cell));
-
-function tableCell(cell, name) {
+function tableCell(cell, name, number) {
   const long = String(cell).length > 60;
-  const className = isNumber(cell) ? "number" : long ? "long" : "";
+  const className = number ? "number" : long ? "long" : "";
   return make("td", { className, "data-name": name }, shown(cell));
 }
 
-function table(columns, rows, caption) {
-  const numeric = columns.map((_, i) => rows.some((row) => isNumber(row[i])));
-  const heads = columns.map((name, i) =>
-    make("th", { scope: "col", className: numeric[i] ? "number" : "" }, name),
-  );
-  const lines = rows.map((row) => make("tr", {}, row.map((cell, i) => tableCell(cell, columns[i]))));
+// `numbers` says which columns hold numbers that are text already; else each cell is looked at.
+function table(columns, rows, caption, numbers = null) {
+  const isNumber = (cell, i) => (numbers ? numbers[i] : typeof cell === "number");
+  const heads = columns.map((name, i) => {
+    const className = rows.some((row) => isNumber(row[i], i)) ? "number" : "";
+    return make("th", { scope: "col", className }, name);
+  });
+  const cells = (row) => row.map((cell, i) => tableCell(cell, columns[i], isNumber(cell, i)));
+  const lines = rows.map((row) => make("tr", {}, cells(row)));
   return make(
     "div",
     { className: "scroll", tabIndex: 0, role: "region", "aria-label": caption },

@@ -8,7 +8,7 @@ function showSummary(panel, index) {
   for (const note of index.notes) panel.append(make("p", { className: "note" }, note));
   for (const found of index.tables) {
     panel.append(make("h2", {}, found.title), about(found.about));
-    panel.append(table(found.columns, found.rows, found.title));
+    panel.append(table(found.columns, found.rows, found.title, found.numbers));
   }
   const notices = index.licences.flatMap(({ name, text }) => [
     make("h3", {}, name),
