@@ -114,8 +114,9 @@ def test_an_attempt_that_was_killed_is_called_so(tmp_path: Path) -> None:
 
 
 def test_into_a_pipe_it_prints_and_returns_while_rows_are_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     made = point(spec(tmp_path / f"{'long' * 30}/step-0", CUES))
     go(made)
     made.rows_path.write_bytes(b"".join(made.rows_path.read_bytes().splitlines(True)[:5]))
