@@ -92,7 +92,7 @@ def fill(spec: BackfillSpec, scanned: Scan, cues: tuple[Cue, ...]) -> int:
     work = target.with_name(f"{target.name}{WORKING}")
     points = points_of(spec, scanned, cues, (task, backend, work))
     merge = Merge(spec, points, keep_original(source, spec.backfill))
-    sessions = run_until_signal(points, backend, merge.on_row).sessions
+    sessions = run_until_signal([made.point for made in points], backend, merge.on_row).sessions
     rows = merge.write()
     print(f"{rows} rows with new passes in {target}")
     states = {session.status for session in sessions}

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -200,9 +200,8 @@ def build_point(
     refuse_two_caps(spec, overrides)
     point = prepare(spec, task or build("task", spec.task), backend)
     refuse_idle_caps(point.phases, spec, overrides)
-    point.overrides = list(overrides)
-    point.sources = sampling_sources(spec, overrides, choices)
-    return point
+    sources = sampling_sources(spec, overrides, choices)
+    return replace(point, overrides=list(overrides), sources=sources)
 
 
 def refuse_two_caps(spec: RunSpec, overrides: Sequence[str]) -> None:

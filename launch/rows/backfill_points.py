@@ -1,18 +1,27 @@
 """The points of a backfill: one for all rows of a file that the same settings made."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from launch.rows.backfill_spec import BackfillSpec
 from pipeline.backfill.missing_passes import RowToFill, Scan
-from pipeline.backfill.points import BackfillPoint, pass1_place, reader, seed_rows, trace_of
+from pipeline.backfill.points import (
+    BackfillPoint,
+    pass1_giver,
+    pass1_place,
+    reader,
+    seed_rows,
+    trace_of,
+)
 from pipeline.backfill.stored_rows import phases_of
 from pipeline.protocols import Backend, Cue, Task
 from pipeline.run.phases import refuse_unused_caps, resolve_phases, with_phases
-from pipeline.run.point import model_name
+from pipeline.run.point import Point, model_name
 from pipeline.spec import digest, require
 from pipeline.store.files import Row
+from pipeline.store.rows import Key
 
 Built = tuple[Task, Backend, Path]
 
@@ -32,39 +41,50 @@ def points_of(
     for settings, members in by_settings.items():
         first = read(members[0].offset)
         require_same_model(first, spec, built[1])
+        traces = [trace_of(read(member.offset)) for member in members]
+        keys = [Key(example.id, sample) for example, sample in traces]
+        places = _pass1_places(keys, members, spec.run.pass1_sample, scanned)
         point = _point(spec, cues, built, settings)
-        # Pass 1 answered a prompt that stated the caps of its own run.
-        point.task = with_phases(built[0], phases_of(first, built[0]))
-        point.traces = [trace_of(read(member.offset)) for member in members]
-        point.examples = [example for example, _ in point.traces]
-        preferred = spec.run.pass1_sample
-        if preferred is not None:
-            places = [pass1_place(scanned, member, preferred) for member in members]
-            point.pass1_places = dict(zip(point.canonical_order(), places, strict=True))
-            point.read = read
+        point = replace(
+            point,
+            # Pass 1 answered a prompt that stated the caps of its own run.
+            task=with_phases(built[0], phases_of(first, built[0])),
+            examples=[example for example, _ in traces],
+            chosen=traces,
+            given_pass1=pass1_giver(places, point.phases, read),
+        )
         seed_rows(point, (read(member.offset) for member in members), spec.backfill.force)
-        points.append(point)
-    phases = (phase for point in points for phase in point.phases)
+        points.append(BackfillPoint(point, settings, places))
+    phases = (phase for made in points for phase in made.point.phases)
     refuse_unused_caps(phases, spec, built[0].name)
     return points
 
 
+def _pass1_places(
+    keys: Sequence[Key], members: Sequence[RowToFill], preferred: int | None, scanned: Scan
+) -> dict[Key, tuple[int, int]]:
+    if preferred is None:
+        return {}
+    places = (pass1_place(scanned, member, preferred) for member in members)
+    return dict(zip(keys, places, strict=True))
+
+
 def _point(
     spec: BackfillSpec, cues: tuple[Cue, ...], built: Built, run_settings: tuple[Any, ...]
-) -> BackfillPoint:
+) -> Point:
+    """The point of the rows that `run_settings` made, without its traces."""
     task, backend, work = built
     single = replace(spec.run, phases="single") if run_settings[-1] == "single" else spec.run
     phases = resolve_phases(task, backend, replace(spec, run=single))
     settings = {k: v for k, v in asdict(spec).items() if k in ("task", "sampling", "quantization")}
     settings |= {"seed": spec.run.seed, "pass1_sample": spec.run.pass1_sample}
     identity = {"backfill.spec": digest(settings)} | backend.identity()
-    name = model_name(spec, backend)
-    point = BackfillPoint(spec, task, [], phases, cues, identity, step=0, model_name=name)
-    point.run_settings = run_settings
     asked = [asdict(cue) for cue in cues]
-    named = [repr(run_settings), point.fingerprint, asked, spec.backfill.force]
-    point.working_folder = work / digest(named)[:12]
-    return point
+    named = [repr(run_settings), digest(identity), asked, spec.backfill.force]
+    folder = work / digest(named)[:12]
+    name = model_name(spec, backend)
+    own = replace(spec, run=replace(spec.run, dir=str(folder)))
+    return Point(own, task, [], phases, cues, identity, step=0, model_name=name)
 
 
 def require_same_model(row: Row, spec: BackfillSpec, backend: Backend) -> None:

@@ -45,7 +45,7 @@ class Merge:
 
     def _provenance(self) -> dict[str, Any]:
         sampling = {name: getattr(self.spec.sampling, name) for name in SAMPLING_COLUMNS}
-        model = self.points[0].model_name
+        model = self.points[0].point.model_name
         return {"model": model, "seed": self.spec.run.seed} | sampling
 
 

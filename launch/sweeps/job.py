@@ -65,9 +65,8 @@ class Job:
     def _run(self, shard: int) -> PointsOutcome:
         setups = [as_shard(setup, shard) for setup in self.setups]
         backend = build_backend(setups[0].spec)
-        points = [build_point(d.spec, backend, d.overrides, d.choices) for d in setups]
-        for point, setup in zip(points, setups, strict=True):
-            point.swept = setup.swept
+        made = [(d, build_point(d.spec, backend, d.overrides, d.choices)) for d in setups]
+        points = [replace(point, swept=setup.swept) for setup, point in made]
         return run_ready(points, backend, [d.config_text for d in setups], SIGNALS)
 
     def _follow(self) -> PointsOutcome:

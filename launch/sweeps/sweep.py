@@ -62,7 +62,7 @@ class Sweep:
         for member in self.members:
             member.setup = replace(member.setup, swept_keys=keys)
             if member.point is not None:
-                member.point.swept = member.setup.swept
+                member.point = replace(member.point, swept=member.setup.swept)
 
     def packs(self) -> list[list[SweepPoint]]:
         """The points that have something left to do and whose checkpoint is there, by job."""
@@ -255,8 +255,8 @@ def _await(sweep: Sweep, waiting: Waiting, awaited: list[SweepPoint], seconds: f
             continue
         awaited.remove(member)
         if now.point is not None:
-            member.point, member.missing, member.problem = now.point, now.missing, ""
-            member.point.swept = member.setup.swept
+            member.point = replace(now.point, swept=member.setup.swept)
+            member.missing, member.problem = now.missing, ""
             waiting += [([member], job) for job in sweep.jobs([member])]
 
 

@@ -33,16 +33,17 @@ class FinishedPasses:
     def of_points(cls, points: Sequence[BackfillPoint]) -> "FinishedPasses":
         """What the points have finished so far."""
         finished = cls()
-        for point in points:
+        for made in points:
+            point = made.point
             finished.cues = point.cues
             for line, row in read_lines(point.rows_path):
                 if row is None or "task" not in row or not point.is_complete(row):
                     continue
                 sample_key = Key(row["example_id"], row["sample_idx"])
-                key = (point.run_settings, *sample_key)
+                key = (made.run_settings, *sample_key)
                 finished.places[key] = (point.rows_path, line.offset)
                 told: dict[str, Any] = {"fingerprint": point.fingerprint}
-                if (place := point.pass1_places.get(sample_key)) is not None:
+                if (place := made.pass1_places.get(sample_key)) is not None:
                     told["pass1_sample"] = place[0]
                 finished.own_provenance[key] = told
         return finished

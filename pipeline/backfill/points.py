@@ -4,7 +4,7 @@ The point's folder lies beside the output until everything is merged, so that an
 backfill goes on where it stopped; passes are made by the same traces as those of a run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.analysis.row_files import parse
 from pipeline.backfill.missing_passes import RowToFill, Scan, answers, id_of, sample_of
 from pipeline.backfill.stored_rows import example_of, generations
-from pipeline.protocols import Cue, Example
+from pipeline.protocols import Cue, Example, Phase
 from pipeline.run.pass_fields import cue_hash
 from pipeline.run.point import Point
 from pipeline.run.trace import Passed
@@ -29,36 +29,26 @@ Row1 = dict[str, Any]
 RowAt = Callable[[int], Row]
 
 
-@dataclass(slots=True)
-class BackfillPoint(Point):
-    """A point made of rows: only these (example, sample) are traced, from their stored pass 1."""
+@dataclass(frozen=True, slots=True)
+class BackfillPoint:
+    """A point made of rows, of which only these are traced, from their stored pass 1."""
 
-    working_folder: Path = Path()
-    run_settings: tuple[Any, ...] = ()  # of the run that made the rows
-    traces: list[tuple[Example, int]] = field(default_factory=list)
+    point: Point
+    run_settings: tuple[Any, ...]  # of the run that made the rows
     # The sample whose pass 1 is reconsidered, where not the own one, and the offset of its line.
-    pass1_places: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    read: RowAt | None = None
+    pass1_places: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> Path:
-        """The working folder."""
-        return self.working_folder
 
-    def keys(self) -> Iterator[tuple[Example, int]]:
-        """The traces, in the order of the file."""
-        return iter(self.traces)
+def pass1_giver(
+    places: Mapping[Key, tuple[int, int]], phases: Sequence[Phase], read: RowAt
+) -> Callable[[Example, int], Passed | None]:
+    """What a point asks for the pass 1 that a sample reconsiders; None for its own."""
 
-    def canonical_order(self) -> list[Key]:
-        """The same as keys."""
-        return [Key(example.id, sample) for example, sample in self.traces]
+    def given(example: Example, sample: int) -> Passed | None:
+        place = places.get(Key(example.id, sample))
+        return None if place is None else generations(read(place[1])["pass1"], phases)
 
-    def given_pass1(self, example: Example, sample: int) -> Passed | None:
-        """The pass 1 that this sample reconsiders; None for its own."""
-        place = self.pass1_places.get(Key(example.id, sample))
-        if place is None or self.read is None:
-            return None
-        return generations(self.read(place[1])["pass1"], self.phases)
+    return given
 
 
 def reader(path: Path) -> RowAt:
@@ -85,7 +75,7 @@ def pass1_place(scanned: Scan, row_to_fill: RowToFill, preferred: int) -> tuple[
     return sample, places[sample]
 
 
-def seed_rows(point: BackfillPoint, rows: Iterable[Row], force: bool) -> None:
+def seed_rows(point: Point, rows: Iterable[Row], force: bool) -> None:
     """Write the starting rows (pass 1 and the passes to keep), except those already written."""
     there = {Key(row["example_id"], row["sample_idx"]) for row in _stored(point)}
     if there.issuperset(point.canonical_order()):
@@ -102,11 +92,11 @@ def seed_rows(point: BackfillPoint, rows: Iterable[Row], force: bool) -> None:
     write_atomically(point.rows_path, lines())
 
 
-def _stored(point: BackfillPoint) -> Iterator[Row]:
+def _stored(point: Point) -> Iterator[Row]:
     return (row for _, row in read_lines(point.rows_path) if row is not None)
 
 
-def _seed(row: Row, key: Key, point: BackfillPoint, force: bool) -> Row:
+def _seed(row: Row, key: Key, point: Point, force: bool) -> Row:
     """A row with its pass 1 as a trace takes it, and the passes that are to stay."""
     by_cue: dict[str, Row1] = {}
     for fields in later_passes(row):

@@ -1,7 +1,7 @@
 """One point of a run: a RunSpec with its data, phases, cues, fingerprint and folder."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,15 @@ NOT_ROW_CHANGING = (
 DATA_SETTINGS = ("data", "columns")  # of a task: where examples lie, which says nothing of grading
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """A RunSpec made ready: what will be asked, and what makes its rows what they are.
 
     `identity` is flat: config-like keys to JSON values; `fingerprint` is its hash. `grader` is the
     hash of the task's settings without its data: rows that share it are judged alike. `step` is the
-    training step.
+    training step. `chosen` are the traces, in order, where they are not every sample of every
+    example. `given_pass1` gives the pass 1 that a trace reconsiders, where it is known beforehand
+    and not the trace's own, else None.
     """
 
     spec: RunSpec
@@ -60,13 +62,16 @@ class Point:
     overrides: Sequence[str] = ()
     sources: dict[str, str] | None = None  # sampling parameter -> where its value came from
     swept: Mapping[str, str] = field(default_factory=dict)  # of a sweep: what differs in its points
+    chosen: Sequence[tuple[Example, int]] | None = None
+    given_pass1: Callable[[Example, int], Sequence[Generation] | None] | None = None
     fingerprint: str = field(init=False)
     grader: str = field(init=False)
 
     def __post_init__(self) -> None:
         """Hash once what stands in every row."""
         settings = {k: v for k, v in self.spec.task.items() if k not in DATA_SETTINGS}
-        self.fingerprint, self.grader = digest(self.identity), digest(settings)[:12]
+        object.__setattr__(self, "fingerprint", digest(self.identity))
+        object.__setattr__(self, "grader", digest(settings)[:12])
 
     @property
     def title(self) -> str:
@@ -90,16 +95,15 @@ class Point:
         return self.folder / f"step{self.step:04d}_{self.spec.run.split}.jsonl"
 
     def keys(self) -> Iterator[tuple[Example, int]]:
-        """Every (example, sample), a shared pass-1 sample first: others wait for it."""
+        """The traces as they begin, a shared pass-1 sample first: others wait for it."""
+        if self.chosen is not None:
+            yield from self.chosen
+            return
         shared = self.spec.run.pass1_sample
         for example in self.examples:
             samples = range(self.spec.sampling.num_samples)
             for sample in sorted(samples, key=lambda s: (s != shared, s)):
                 yield example, sample
-
-    def given_pass1(self, example: Example, sample: int) -> Sequence[Generation] | None:
-        """A pass 1 to be reconsidered instead of this sample's own, known beforehand; or None."""
-        return None
 
     def is_complete(self, row: Row) -> bool:
         """Whether a stored row has a pass for every cue of the spec."""
@@ -109,7 +113,9 @@ class Point:
     def canonical_order(self) -> list[Key]:
         """Keys in the order of the finished file: the data's, then sample."""
         count = range(self.spec.sampling.num_samples)
-        return [Key(example.id, sample) for example in self.examples for sample in count]
+        every = [(example, sample) for example in self.examples for sample in count]
+        traces = every if self.chosen is None else self.chosen
+        return [Key(example.id, sample) for example, sample in traces]
 
 
 def labelled(name: str, swept: Mapping[str, str]) -> str:

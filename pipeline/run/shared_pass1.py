@@ -25,7 +25,8 @@ class SharedPass1:
 
     async def to_reconsider(self, example: Example, sample: int, own: Passed) -> Passed:
         """The pass 1 that a sample reconsiders, once there is one; `own` is its own."""
-        given = self._point.given_pass1(example, sample)
+        known = self._point.given_pass1
+        given = known(example, sample) if known else None
         if given is not None:
             return given
         if self._sample is None:

@@ -91,7 +91,8 @@ def test_rows_do_not_depend_on_capacity_or_order(tmp_path: Path) -> None:
     one, many, mixed = (point(spec(tmp_path / n, cues)) for n in ("one", "many", "mixed"))
     go(one, Echo(MODEL, capacity=1))
     go(many, Echo(MODEL, capacity=50))
-    mixed.examples = random.Random(3).sample(list(mixed.examples), len(mixed.examples))
+    shuffled = random.Random(3).sample(list(mixed.examples), len(mixed.examples))
+    mixed = replace(mixed, examples=shuffled)
     go(mixed)
     by_key = sorted(rows_of(mixed), key=lambda row: (row["example_id"], row["sample_idx"]))
     assert rows_of(one) == rows_of(many) == by_key

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ NAME = "step0000_test.jsonl"
 def test_expected_length_decides_which_chunk_is_taken_first(tmp_path: Path) -> None:
     made = shard(tmp_path)
     long = Example("long", "say " + "word " * 500, "x")
-    made.examples = [*made.examples, long]
+    made = replace(made, examples=[*made.examples, long])
     session = open_now(made)
     assert asyncio.run(session.next_trace())[0].id == "long"
     session.close({})

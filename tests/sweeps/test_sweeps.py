@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_a_point_with_a_folder_of_its_own_is_called_by_that_folder(tmp_path: Pat
     spec = to_spec(composed(*ECHO, f"run.dir={tmp_path}/mine"))
     point = build_point(spec, build_backend(spec), [], {})
     assert point.title == f"{tmp_path}/mine"
-    point.swept = {"run.seed": "3"}
+    point = replace(point, swept={"run.seed": "3"})
     assert point.title == f"{tmp_path}/mine run.seed=3"
 
 
