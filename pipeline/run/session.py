@@ -46,9 +46,9 @@ class Session:
         return self._claimed.popleft() if self._claimed and not self.is_over else None
 
     async def may_get_more(self) -> bool:
-        """Whether work may come back from writers that are perhaps dead; then ask again later."""
+        """Whether work may come from other writers, who left it; then ask again later."""
         self._nothing_to_claim = False
-        return not self.is_over and await asyncio.to_thread(self.folder.is_in_doubt)
+        return not self.is_over and await asyncio.to_thread(self.folder.may_get_more)
 
     @property
     def is_broken(self) -> bool:

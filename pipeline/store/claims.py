@@ -133,9 +133,13 @@ class Claims:
             del self.open_chunks[name]
             self.leases.give_back(chunk.lease)
 
-    def in_doubt(self, left: Callable[[str], Traces]) -> bool:
-        """Whether chunks that this writer has not had are held by writers not known to live."""
-        return any(self.leases.doubtful(name) for name in self._untaken if left(name))
+    def may_get_more(self, left: Callable[[str], Traces]) -> bool:
+        """Whether chunks that this writer has not had may come to it.
+
+        Others have given them back with something left, or are not known to live.
+        """
+        names = list(filter(left, self._untaken))
+        return any(self.leases.doubtful(n) or self.leases.state(n) != "held" for n in names)
 
     def elsewhere(self, left: Callable[[str], Traces]) -> bool:
         """Whether everything that is left is in the hands of other writers."""

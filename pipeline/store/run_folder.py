@@ -120,12 +120,12 @@ class RunFolder:
         """Whether another shard has taken the trace of a row over."""
         return self.plan.shared and not self.claims.held(key)
 
-    def is_in_doubt(self) -> bool:
-        """Whether work may come back from writers that are perhaps dead."""
+    def may_get_more(self) -> bool:
+        """Whether work may come from writers that gave it back, or are perhaps dead."""
         if not self.plan.shared:
             return False
         self.rows.refresh()
-        return self.claims.in_doubt(self.left)
+        return self.claims.may_get_more(self.left)
 
     def append(self, row: Row) -> bool:
         """Write the row of a trace; False where another shard has taken the trace over.

@@ -36,7 +36,8 @@ SLOW = ("backend.seconds_per_token=0.001", "backend.capacity=4")
 
 
 def shard(folder: Path, shards: int = 2, **changes: Any) -> Point:
-    return point(spec(folder, CUES, shards=shards, lease_seconds=0.5, **changes), ToyTask(24))
+    changes = {"shards": shards, "lease_seconds": 0.5} | changes
+    return point(spec(folder, CUES, **changes), ToyTask(24))
 
 
 class Meeting(Counting):
@@ -194,6 +195,24 @@ def test_a_shard_between_two_chunks_goes_on_after_another_merged(tmp_path: Path)
     assert session.status == "complete" and len(rows_of(session.point)) == 24 * 3
     asked = Counter(request.seed for request in (*mine.asked, *others.asked))
     assert set(asked.values()) == {1} and len(asked) == 24 * 3 * 4
+
+
+def test_what_a_shard_with_less_to_do_gives_back_is_taken_by_one_with_more(tmp_path: Path) -> None:
+    smaller, backend = open_now(shard(tmp_path)), Counting()
+    example, sample = asyncio.run(smaller.next_trace())
+
+    class GivingBack(Counting):
+        async def generate(self, request: Request) -> Generation:
+            if len(self.asked) == 270 and not backend.asked:
+                await smaller.run_trace(example, sample, 0, backend)
+                await smaller.run_trace(example, 1 - sample, 0, backend)
+            return await super().generate(request)
+
+    larger = GivingBack(capacity=8)
+    assert go(shard(tmp_path, samples=3, lease_seconds=5), larger).status == "complete"
+    smaller.close({})
+    asked = [request.seed for request in (*backend.asked, *larger.asked)]
+    assert len(asked) == len(set(asked)) == 24 * 3 * 4
 
 
 def test_no_chunk_is_taken_while_another_shard_merges(tmp_path: Path) -> None:
