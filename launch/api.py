@@ -39,7 +39,7 @@ from pipeline.protocols import Backend
 from pipeline.run.point import Point
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
-from pipeline.store.rows import read_rows
+from pipeline.store.row_index import read_rows
 
 if TYPE_CHECKING:  # pandas, which a line that only composes spares
     from pipeline.analysis.table import Table

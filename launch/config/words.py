@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from pipeline.spec import SpecError
-from pipeline.store.run_record import read_record
+from pipeline.store.stored_record import read_record
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_FLAGS = ("--config-path", "-cp", "--config-dir", "-cd", "--config-name", "-cn")

@@ -19,7 +19,7 @@ from pipeline.analysis import summary
 from pipeline.analysis.row_files import find
 from pipeline.analysis.table import load
 from pipeline.spec import SpecError
-from pipeline.store.run_record import attempts_of, read_record
+from pipeline.store.stored_record import attempts_of, read_record
 
 KEPT_PAGES = 8
 SECONDS_BETWEEN_READS = 5.0  # of a run that grows: its rows are read again no sooner

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.reporting.runs import record
-from pipeline.store.run_record import attempts_of
+from pipeline.store.stored_record import attempts_of
 
 Facts = dict[str, Any]
 SHORT = 12  # characters of a fingerprint or commit

@@ -9,7 +9,7 @@ from pipeline.protocols import Example, Task
 from pipeline.run.point import prompt_text
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
-from pipeline.store.run_record import read_record
+from pipeline.store.stored_record import read_record
 
 Flat = dict[str, Any]
 

@@ -19,7 +19,7 @@ from pipeline.protocols import Example, Prompt, Task
 from pipeline.run.phases import with_phases
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
-from pipeline.store.run_record import read_record
+from pipeline.store.stored_record import read_record
 
 TARGET = "_target_"
 # Settings that say how grading is run and not what is right: the record does not choose them.

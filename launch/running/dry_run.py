@@ -15,7 +15,7 @@ from pipeline.run.point import Point, record_of
 from pipeline.run.trace import continuing, reconsidering
 from pipeline.spec import SpecError, digest
 from pipeline.store.leases import Leases
-from pipeline.store.run_record import refuse_other_spec
+from pipeline.store.stored_record import refuse_other_spec
 
 
 @dataclass(slots=True)

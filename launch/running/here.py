@@ -16,7 +16,7 @@ from pipeline.run.executor import OnRow, execute, grace_seconds
 from pipeline.run.point import Point, record_of
 from pipeline.run.session import Session
 from pipeline.store.files import Row
-from pipeline.store.run_record import refuse_other_spec
+from pipeline.store.stored_record import refuse_other_spec
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 STOP_SECONDS = 10.0  # from the end of the grace to giving up on whatever does not stop

@@ -9,7 +9,7 @@ from launch.reporting.cells import number
 from launch.running.console import table_console
 from pipeline.run.point import Point
 from pipeline.run.session import Session
-from pipeline.store.rows import parts_of
+from pipeline.store.row_index import parts_of
 
 STATES = {
     "shared": "done here, the rest is with other shards",

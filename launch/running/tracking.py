@@ -17,7 +17,7 @@ from pipeline.protocols import Tracker
 from pipeline.run.point import Point, labelled
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
-from pipeline.store.rows import parts_of
+from pipeline.store.row_index import parts_of
 
 if TYPE_CHECKING:  # pandas, which a run without a tracker spares
     from pipeline.analysis.table import Table

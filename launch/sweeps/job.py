@@ -19,7 +19,7 @@ from launch.config.compose import build_backend, build_point
 from launch.config.setup import RunSetup
 from launch.running.here import PointsOutcome, run_ready
 from pipeline.protocols import Backend
-from pipeline.store.run_record import job_id
+from pipeline.store.environment import job_id
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from launch.running.console import table_console
 from launch.sweeps.points import SweepPoint, rows_of
 from launch.sweeps.submit import array_limit, test_only
-from pipeline.store.run_record import attempts_of, read_record
+from pipeline.store.stored_record import attempts_of, read_record
 
 
 @dataclass(slots=True)

@@ -15,8 +15,9 @@ from pipeline.spec import require
 from pipeline.store.files import read_lines
 from pipeline.store.leases import Leases
 from pipeline.store.pass_names import stored_passes
-from pipeline.store.rows import key_of, parts_of, read_rows
-from pipeline.store.run_record import attempts_of, read_record
+from pipeline.store.row_heads import key_of
+from pipeline.store.row_index import parts_of, read_rows
+from pipeline.store.stored_record import attempts_of, read_record
 
 
 @dataclass(slots=True)

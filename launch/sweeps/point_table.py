@@ -13,7 +13,7 @@ from pipeline.analysis.row_files import find
 from pipeline.analysis.summary import passes
 from pipeline.analysis.table import load
 from pipeline.run.point import Point
-from pipeline.store.rows import parts_of
+from pipeline.store.row_index import parts_of
 
 SEED = "run.seed"
 

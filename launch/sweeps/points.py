@@ -20,8 +20,9 @@ from launch.config.setup import RunSetup, setup_of
 from pipeline.protocols import Backend, Task
 from pipeline.run.point import Point
 from pipeline.spec import MissingCheckpointError, SpecError, digest
-from pipeline.store.rows import key_of, read_rows
-from pipeline.store.run_record import attempts_of, read_record
+from pipeline.store.row_heads import key_of
+from pipeline.store.row_index import read_rows
+from pipeline.store.stored_record import attempts_of, read_record
 
 SLICE: tuple[str, ...] = (
     "seed",

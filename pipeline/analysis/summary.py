@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.analysis.row_files import parse, read_at
 from pipeline.analysis.row_lines import Flag, PassLine
 from pipeline.analysis.table import Table
-from pipeline.store.run_record import read_record
+from pipeline.store.stored_record import read_record
 
 # Names of the means of one pass in the tables by step and by example, and our columns.
 ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}

@@ -245,7 +245,7 @@ class _Gathered:
 
 
 def _superseded(key: pd.Series, rows: pd.DataFrame, passes: pd.DataFrame) -> Any:
-    """Rows that another one with the same key replaces, by the rule of pipeline.store.rows.Index.
+    """Rows that another one with the same key replaces, by the rule of `store.row_index.Index`.
 
     It is written anew here because it is taken over millions of rows at once.
     """

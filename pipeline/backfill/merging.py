@@ -13,7 +13,7 @@ from pipeline.protocols import Cue
 from pipeline.run.pass_fields import cue_hash
 from pipeline.store.files import Row, read_lines, write_atomically
 from pipeline.store.pass_names import SECOND, free_names, is_later, later_passes, name_passes
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from pipeline.store.pass_names import (
     LETTERED,
     later_passes,
 )
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 ARRAYS = ("entropies", "logprobs", "token_ends")
 Row1 = dict[str, Any]

@@ -24,7 +24,7 @@ from pipeline.run.slicing import select
 from pipeline.spec import RunSpec, Sampling, digest, require
 from pipeline.store.files import Row
 from pipeline.store.pass_names import MAX_CUES, stored_passes
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 # Part of every fingerprint: raised on purpose, when the same spec comes to make other rows.
 ROW_VERSION = 1

@@ -17,7 +17,7 @@ from pipeline.run.trace import StoppedError, Trace
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, StoreError
 from pipeline.store.leases import Held, Leases
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 from pipeline.store.run_folder import FolderPlan, RunFolder, open_run_folder
 
 _LOG = logging.getLogger(__name__)

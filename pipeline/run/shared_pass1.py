@@ -8,7 +8,7 @@ from pipeline.run.pass_fields import generations_of
 from pipeline.run.point import Point
 from pipeline.run.trace import Passed
 from pipeline.store.files import Row
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 
 class SharedPass1:

@@ -37,7 +37,7 @@ from pipeline.spec import RunSpec
 from pipeline.store.files import Row, StoreError
 from pipeline.store.journal import PASS1, Entry, Journal
 from pipeline.store.pass_names import Fields, name_passes, stored_passes
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 Passed = Sequence[Generation]
 

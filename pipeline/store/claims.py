@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pipeline.protocols import Example
 from pipeline.store.leases import Held, Lease, Leases, Raced
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 NUM_CHUNKS = 256  # fixed by the example's id alone, so any number of shards agrees on them
 ALONE, MERGE, CHUNK = "all", "merge", "chunk-"

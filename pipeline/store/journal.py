@@ -18,7 +18,7 @@ from pipeline.store.files import (
     repair,
     write_atomically,
 )
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 PASS1 = "pass1"
 FIELDS = tuple(field.name for field in fields(Generation))

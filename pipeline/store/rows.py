@@ -1,13 +1,10 @@
-"""The rows of a run folder: which line counts for a key, one writer's view, the finished file."""
+"""The rows of a run folder as one writer sees them: appended, looked up, and settled at the end."""
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
-
-import msgspec
 
 from pipeline.store.files import (
     AppendFile,
@@ -15,233 +12,14 @@ from pipeline.store.files import (
     Line,
     Row,
     StoreError,
-    decode,
     encode,
     repair,
     write_atomically,
 )
-from pipeline.store.pass_names import PASS_NAMES
+from pipeline.store.row_heads import Key, head_of, is_keyed, key_of, read_heads
+from pipeline.store.row_index import Index, Place, part_path, parts_of, read_bytes
 
 NUM_REFRESHES = 20  # looks at a folder whose files are being merged meanwhile
-
-
-class Key(NamedTuple):
-    """What names a row in its file."""
-
-    example_id: str
-    sample_idx: int
-
-
-class PassHead(TypedDict, total=False):
-    """What of a pass the store looks at."""
-
-    cue_hash: str | None
-    tokens_total: int
-
-
-# What of a row the store looks at. The parser skips the rest, which is nearly all of it.
-_HEAD: dict[str, Any] = {
-    "example_id": str,
-    "sample_idx": int,
-    "fingerprint": str | None,
-    "grader": str | None,
-    "attempt": int | None,
-    **{name: PassHead | None for name in PASS_NAMES},
-}
-_typed_dict: Any = TypedDict  # called with fields that a type checker cannot see
-_DECODER: msgspec.json.Decoder[Row] = msgspec.json.Decoder(
-    _typed_dict("RowHead", _HEAD, total=False)
-)
-
-
-def head_of(raw: bytes) -> Row | None:
-    """The head of a line (see `_HEAD`); the whole object where a field has another type than ours.
-
-    None for a line that is no JSON object.
-    """
-    try:
-        if not raw.isascii():
-            raw.decode()  # the parser does not look into text that it skips
-        return _DECODER.decode(raw)
-    except (ValueError, RecursionError):
-        return decode(raw)
-
-
-class HeadLine(NamedTuple):
-    """A line of a file of rows: where it lies, its head, and whether its newline is written."""
-
-    line: Line
-    head: Row | None  # None: it is no row
-    is_whole: bool
-
-
-def read_heads(path: Path, start: int = 0) -> Iterator[HeadLine]:
-    """The lines from an offset on.
-
-    A last line without newline is passed over unless it is a row: its writer may be at it.
-    """
-    with path.open("rb") as file:
-        file.seek(start)
-        for raw in file:
-            head, is_whole = head_of(raw), raw.endswith(b"\n")
-            head = head if head is not None and is_keyed(head) else None
-            if head is not None or is_whole:
-                yield HeadLine(Line(start, len(raw)), head, is_whole)
-            start += len(raw)
-
-
-def key_of(row: Row) -> Key:
-    """The key of a row."""
-    return Key(row["example_id"], row["sample_idx"])
-
-
-def is_keyed(row: Row) -> bool:
-    """Whether a JSON object names a row."""
-    return isinstance(row.get("example_id"), str) and isinstance(row.get("sample_idx"), int)
-
-
-class Place(NamedTuple):
-    """Where a row lies: the file, and its line in bytes."""
-
-    path: Path
-    line: Line
-
-
-def part_path(path: Path, writer: str) -> Path:
-    """The file of one of several writers of the rows of `path`."""
-    return path.with_name(f"{path.stem}.part-{writer}.jsonl")
-
-
-def parts_of(path: Path) -> list[Path]:
-    """The parts that several writers left beside `path`."""
-    return sorted(path.parent.glob(f"{path.stem}.part-*.jsonl"))
-
-
-def gather(path: Path, fence: Fence | None = None) -> None:
-    """Append the parts beside `path` to it, and remove them."""
-    parts = parts_of(path)
-    if parts:
-        files = [file for file in (path, *parts) if file.exists()]
-        write_atomically(path, (file.read_bytes() for file in files), fence)
-    for part in parts:
-        part.unlink(missing_ok=True)
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of `path` and of the parts beside it, one per key, as a finished merge has them."""
-    for place in index_rows([path, *parts_of(path)]).places.values():
-        yield read_place(place)
-
-
-def read_place(place: Place) -> Row:
-    """The row that lies there."""
-    row: Row = json.loads(read_bytes(place))
-    return row
-
-
-def read_bytes(place: Place) -> bytes:
-    """The line that lies there."""
-    with place.path.open("rb") as file:
-        file.seek(place.line.offset)
-        return file.read(place.line.length)
-
-
-class Index:
-    """Which row of several files counts for each key.
-
-    Within a file the later one; between files the one with more passes, else the first file's.
-    """
-
-    def __init__(self, fingerprint: str | None = None) -> None:
-        """With a `fingerprint`, rows that name another one do not count."""
-        self.fingerprint = fingerprint
-        self.places: dict[Key, Place] = {}
-        self.foreign: tuple[Place, Row] | None = None  # the last row of another fingerprint
-        self.num_broken = self.num_superseded = 0
-        self.num_by_grader: dict[str | None, int] = {}
-        self.last_attempt = 0  # the highest that a row names
-        self._num_passes: dict[Key, int] = {}
-
-    def add(self, head: Row, place: Place) -> bool:
-        """Take a row in; whether it counts now."""
-        if self.fingerprint and head.get("fingerprint") not in (None, self.fingerprint):
-            self.foreign = place, head
-            return False
-        key, num_passes = key_of(head), sum(bool(head.get(name)) for name in PASS_NAMES)
-        there = self.places.get(key)
-        if there and there.path == place.path and there.line.offset == place.line.offset:
-            self.places[key] = place  # the same line, read again once its newline is written
-            return True
-        self.num_superseded += there is not None
-        grader = head.get("grader")
-        self.num_by_grader[grader] = self.num_by_grader.get(grader, 0) + 1
-        self.last_attempt = max(self.last_attempt, _number(head.get("attempt")))
-        if there and there.path != place.path and num_passes <= self._num_passes[key]:
-            return False
-        self.places[key], self._num_passes[key] = place, num_passes
-        return True
-
-    def read(
-        self, path: Path, seen: Callable[[Row], object] = lambda head: None, start: int = 0
-    ) -> int:
-        """Take in a file from an offset on; `seen` hears of the head of each row that counts.
-
-        Returns the offset after the last whole line.
-
-        Raises:
-            StoreError: a row is none of this version; file and line are named.
-        """
-        end = start
-        for line, head, is_whole in read_heads(path, start):
-            if head is None:
-                self.num_broken += 1
-            elif self.add(head, Place(path, line)):
-                try:
-                    seen(head)
-                except StoreError as error:
-                    raise StoreError(f"{path}, the line at byte {line.offset}: {error}") from error
-            end = line.offset + (line.length if is_whole else 0)
-        return end
-
-
-def index_rows(paths: Iterable[Path]) -> Index:
-    """Read files of rows; those that are not there are passed over."""
-    index = Index()
-    for path in paths:
-        if path.exists():
-            index.read(path)
-    return index
-
-
-class AttemptCount(NamedTuple):
-    """What rows say that an attempt made."""
-
-    num_rows: int
-    num_tokens: int
-
-
-def count_attempts(path: Path) -> dict[int, AttemptCount]:
-    """Rows and tokens of each attempt, by the rows of `path` and of its parts that count."""
-    files = [file for file in (path, *parts_of(path)) if file.exists()]
-    places, counts = index_rows(files).places, dict[int, AttemptCount]()
-    for file in files:
-        for line, head, _ in read_heads(file):
-            if head and places[key_of(head)] == Place(file, line):
-                attempt = _number(head.get("attempt"))
-                rows, tokens = counts.get(attempt, (0, 0))
-                counts[attempt] = AttemptCount(rows + 1, tokens + num_tokens(head))
-    return counts
-
-
-def num_tokens(row: Row) -> int:
-    """Generated tokens of all passes, a `pass2` that repeats a lettered pass not counted twice."""
-    repeated = "pass2" if row.get("pass2a") else None
-    passes = [row[name] for name in PASS_NAMES if name != repeated and row.get(name)]
-    return sum(_number(fields.get("tokens_total")) for fields in passes if isinstance(fields, dict))
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0
 
 
 class Rows:
@@ -436,3 +214,13 @@ def open_rows(
         rows.close()
         raise
     return rows
+
+
+def gather(path: Path, fence: Fence | None = None) -> None:
+    """Append the parts beside `path` to it, and remove them."""
+    parts = parts_of(path)
+    if parts:
+        files = [file for file in (path, *parts) if file.exists()]
+        write_atomically(path, (file.read_bytes() for file in files), fence)
+    for part in parts:
+        part.unlink(missing_ok=True)

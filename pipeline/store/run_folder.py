@@ -21,16 +21,11 @@ from pipeline.store.files import (
 )
 from pipeline.store.journal import Journal, open_journal
 from pipeline.store.leases import Lease, Leases
-from pipeline.store.rows import (
-    Key,
-    Rows,
-    count_attempts,
-    gather,
-    num_tokens,
-    open_rows,
-    part_path,
-)
-from pipeline.store.run_record import RunRecord, refuse_other_spec
+from pipeline.store.row_heads import Key, num_tokens
+from pipeline.store.row_index import count_attempts, part_path
+from pipeline.store.rows import Rows, gather, open_rows
+from pipeline.store.run_record import RunRecord
+from pipeline.store.stored_record import refuse_other_spec
 
 FAILURES = "failures.jsonl"
 _LOG = logging.getLogger(__name__)

@@ -1,39 +1,22 @@
-"""run.json: the spec, its fingerprint, and one record per attempt."""
+"""run.json: the spec, its fingerprint, and one record per attempt, as a run writes it."""
 
 import datetime
-import glob
 import json
 import os
 import platform
-import resource
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib import metadata
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.spec import SpecError
+from pipeline.store.environment import git_commit, job_id, peak_memory_mib, versions
 from pipeline.store.files import Fence, create_once, write_atomically
-from pipeline.store.rows import AttemptCount
+from pipeline.store.row_index import AttemptCount
+from pipeline.store.stored_record import attempts_of, refuse_other_spec
 
-# What a version of the product, and no user, may have changed in a fingerprint.
-CHANGED_BY_VERSIONS = ("row_version", "backend")
 SECONDS_BETWEEN_SAVES = 5.0
-PACKAGES = (
-    "hydra-core",
-    "omegaconf",
-    "torch",
-    "transformers",
-    "datasets",
-    "deepspeed",
-    "submitit",
-    "openai",
-    "aiohttp",
-)
 
 
 class RunRecord:
@@ -168,144 +151,9 @@ class RunRecord:
         self.save()
 
 
-def refuse_other_spec(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The run.json of a folder; None where there is none.
-
-    Raises:
-        SpecError: it is that of another spec, or version, than `facts` are of.
-    """
-    path = folder / "run.json"
-    if not path.exists():
-        refuse_earlier_versions(folder, facts["identity"])
-        return None
-    stored = read_record(path, "fingerprint", "identity")
-    if stored["fingerprint"] != facts["fingerprint"]:
-        refuse_other_version(folder, stored["identity"], facts["identity"])
-        changed = differing(stored["identity"], facts["identity"])
-        raise SpecError(
-            f"{folder} holds rows of another spec, which differs in {changed}; "
-            "choose another run.dir or run.name, or restore these values"
-        )
-    return stored
-
-
-def refuse_earlier_versions(folder: Path, identity: dict[str, Any]) -> None:
-    """Refuse to begin anew what an earlier version of the product began beside this folder.
-
-    The fingerprint is part of a folder's name, so such rows lie in another folder; whoever types
-    the same command expects them to be used.
-
-    Raises:
-        SpecError: a run differs from this one in nothing but what versions changed.
-    """
-    named, fingerprint = folder.parent, f"-{'[0-9a-f]' * 8}"
-    prefix = glob.escape(named.name.rpartition("-")[0])
-    for path in named.parent.glob(f"{prefix}{fingerprint}/{glob.escape(folder.name)}/run.json"):
-        stored = read_record(path, "identity")["identity"]
-        if all(stored.get(k) == v for k, v in identity.items() if k not in CHANGED_BY_VERSIONS):
-            refuse_other_version(path.parent, stored, identity)
-
-
-def refuse_other_version(folder: Path, stored: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Refuse rows of another version of the product. Raises SpecError."""
-    there, here = stored.get("row_version", 0), identity["row_version"]
-    if there != here:
-        raise SpecError(
-            f"{folder} was made by another version of Rethink, whose rows differ (row_version "
-            f"{there} there, {here} here): go on with that version, or choose another run.name"
-        )
-
-
-def read_record(path: Path, *keys: str) -> dict[str, Any]:
-    """A run.json with its attempts and `keys`. Raises SpecError where it is torn or lacks them."""
-    return _read(path, (*keys, "attempts"))
-
-
-def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        problem = ", ".join(f"no {key!r}" for key in keys if key not in record)
-    except (ValueError, TypeError, RecursionError) as error:
-        problem = str(error)
-    if problem or not isinstance(record, dict):
-        raise SpecError(
-            f"{path} is no record of a run ({problem or 'another kind of JSON'}); restore it, "
-            "or move it away and start again: rows and journal stay and are used"
-        )
-    return record
-
-
-def attempts_of(folder: Path) -> list[dict[str, Any]]:
-    """Every attempt on record in a run folder, in order, those of several writers among them."""
-    path = folder / "run.json"
-    folded = read_record(path)["attempts"] if path.exists() else []
-    by_number = {attempt["attempt"]: attempt for attempt in [*folded, *_own_files(folder)]}
-    return [by_number[number] for number in sorted(by_number)]
-
-
-def _own_files(folder: Path) -> Iterator[dict[str, Any]]:
-    for file in folder.glob("attempt-*.json"):
-        with suppress(FileNotFoundError):  # it is in run.json by now
-            yield _read(file, ("attempt", "status"))
-
-
-def job_id() -> str | None:
-    """The cluster's name for the job that this process belongs to."""
-    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID")
-
-
 def _encoded(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n"
 
 
-def differing(stored: dict[str, Any], current: dict[str, Any]) -> str:
-    """The keys whose values differ, with both values where they are short."""
-    keys = [k for k in sorted(stored.keys() | current.keys()) if stored.get(k) != current.get(k)]
-    return ", ".join(
-        f"{k} ({_short(stored.get(k))} there, {_short(current.get(k))} now)" for k in keys
-    )
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}"
-
-
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that can move a number."""
-    installed = {}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            installed[name] = metadata.version(name)
-    return installed
-
-
-def git_commit() -> str | None:
-    """Commit of the running code, plus `-dirty` when the tree differs; None outside a checkout."""
-    here = Path(__file__).parent
-    command = [
-        "git",
-        "-C",
-        str(here),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
-def peak_memory_mib() -> int:
-    """Largest resident set of this process so far, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak // (1024 if sys.platform != "darwin" else 1024 * 1024)

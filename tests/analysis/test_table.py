@@ -16,7 +16,7 @@ from pipeline.analysis.row_files import find
 from pipeline.analysis.row_lines import LineDecoder
 from pipeline.analysis.table import Table, load
 from pipeline.spec import SpecError
-from pipeline.store.rows import index_rows
+from pipeline.store.row_index import index_rows
 from tests.fakes.stored_rows import one, row, write_rows
 
 

@@ -19,7 +19,7 @@ from pipeline.run.session import Session
 from pipeline.spec import CueText, ModelSpec, Run, RunSpec, Sampling, SpecError
 from pipeline.store.files import Row, StoreError, read_lines
 from pipeline.store.journal import PASS1, Entry, open_journal
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 from tests.fakes.toy_task import ToyTask
 
 MODEL = ModelSpec(name="echo", path="echo")

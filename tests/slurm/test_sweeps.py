@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store.run_record import attempts_of
+from pipeline.store.stored_record import attempts_of
 from tests.fakes.configs import ROOT
 from tests.slurm.sweeps import ECHO, SLOW, Sweep, ask, lines_in, tasks_of, until, wait_for_rows
 

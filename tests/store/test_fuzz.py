@@ -12,8 +12,10 @@ from pipeline.protocols import Generation
 from pipeline.spec import SpecError
 from pipeline.store.files import StoreError, encode, read_lines
 from pipeline.store.journal import PASS1, Entry, open_journal
-from pipeline.store.rows import Key, key_of, open_rows, read_rows
-from pipeline.store.run_record import read_record
+from pipeline.store.row_heads import Key, key_of
+from pipeline.store.row_index import read_rows
+from pipeline.store.rows import open_rows
+from pipeline.store.stored_record import read_record
 
 OURS = "f" * 64
 ROW = {"example_id": "a", "sample_idx": 0}

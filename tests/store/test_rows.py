@@ -14,7 +14,8 @@ from pipeline.store.files import (
     repair,
     write_atomically,
 )
-from pipeline.store.rows import Key, open_rows
+from pipeline.store.row_heads import Key
+from pipeline.store.rows import open_rows
 
 
 def row(example: str, sample: int = 0, **more: object) -> dict[str, object]:

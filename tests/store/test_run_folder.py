@@ -24,9 +24,11 @@ from pipeline.store.claims import Claims
 from pipeline.store.files import StoreError, encode, read_lines, write_atomically
 from pipeline.store.journal import Journal
 from pipeline.store.leases import Leases
-from pipeline.store.rows import Rows, parts_of
+from pipeline.store.row_index import parts_of
+from pipeline.store.rows import Rows
 from pipeline.store.run_folder import RunFolder
-from pipeline.store.run_record import RunRecord, attempts_of
+from pipeline.store.run_record import RunRecord
+from pipeline.store.stored_record import attempts_of
 from tests.fakes.toy_task import ToyTask
 from tests.run.test_executor import Counting, go, point, rows_of, spec
 

@@ -23,8 +23,9 @@ from pipeline.spec import CueText
 from pipeline.store.claims import CHUNK, MERGE, chunk_of
 from pipeline.store.files import StoreError, read_lines
 from pipeline.store.leases import Leases
-from pipeline.store.rows import Key, parts_of, read_rows
-from pipeline.store.run_record import attempts_of
+from pipeline.store.row_heads import Key
+from pipeline.store.row_index import parts_of, read_rows
+from pipeline.store.stored_record import attempts_of
 from tests.fakes.configs import ROOT
 from tests.fakes.toy_task import ToyTask
 from tests.run.test_executor import Counting, go, point, rows_of, spec

@@ -24,7 +24,7 @@ from launch.sweeps.points import PointBuilder, SweepPoint
 from pipeline.run.executor import execute
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
-from pipeline.store.rows import read_rows
+from pipeline.store.row_index import read_rows
 from tests.fakes.configs import ROOT, composed
 from tests.run.test_executor import stable
 from tests.test_run import command, rows_in, run, wait_for_rows
