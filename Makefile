@@ -60,7 +60,7 @@ test-tracking: $(STAMP)  ## the trackers with their libraries, which it installs
 check: $(STAMP)  ## formatting, lints and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict pipeline components launch
+	$(BIN)/mypy --strict pipeline components launch benchmarks
 
 golden: $(STAMP)  ## rewrite tests/golden from what the code does now; review the diff
 	$(BIN)/python -m pytest -m golden --rewrite-golden

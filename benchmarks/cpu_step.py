@@ -57,7 +57,7 @@ def main() -> None:
 async def measured(options: argparse.Namespace, rows: int) -> dict[str, Any]:
     """Milliseconds of a step's parts, once all rows decode."""
     load = Workload(rows // 4, 4, 2 * (_FIRST + _STEPS), 2 * (_FIRST + _STEPS), 32, words=40)
-    spent: collections.Counter[str] = collections.Counter()
+    spent: dict[str, float] = collections.defaultdict(float)
     walls: list[float] = []
     async with bench.backend_of(options) as backend:
         endless(backend)
@@ -75,7 +75,7 @@ async def measured(options: argparse.Namespace, rows: int) -> dict[str, Any]:
 
 
 @contextmanager
-def timed(spent: collections.Counter[str], walls: list[float], rows: int) -> Iterator[None]:
+def timed(spent: dict[str, float], walls: list[float], rows: int) -> Iterator[None]:
     """Note the threads' time of every part in steps of all rows, and those steps' wall time."""
     real = {(kind, name): getattr(kind, name) for _, kind, name in _PARTS}
     lock = threading.Lock()
@@ -103,7 +103,7 @@ def timed(spent: collections.Counter[str], walls: list[float], rows: int) -> Ite
 
     for part, kind, name in _PARTS:
         setattr(kind, name, noted(part, real[kind, name]))
-    plain.TorchSteps.decode = step  # type: ignore[method-assign]
+    plain.TorchSteps.decode = step  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

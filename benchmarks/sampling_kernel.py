@@ -11,6 +11,7 @@ medians of CUDA graph replays over inputs that take turns, so that none stays in
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def timed(size: int, counts: list[int]) -> None:
                 fused = sampler([row] * count, size)
                 turns = min(8, max(2, 300_000_000 // (count * size * 2)))
                 inputs = [logits_of(count, size, peaked, seed) for seed in range(turns)]
-                cells.append(median_ms([lambda x=x, f=fused: f(x) for x in inputs]))
+                cells.append(median_ms([partial(fused, x) for x in inputs]))
             kind = "peaked" if peaked else "flat"
             print(f"{name:30}{kind:8}" + "".join(f"{cell:10.3f}" for cell in cells), flush=True)
 
@@ -96,7 +97,7 @@ def floor(size: int, counts: list[int]) -> None:
     for count in counts:
         inputs = [logits_of(count, size, False, seed) for seed in range(4)]
         out = torch.empty_like(inputs[0])
-        cells.append(median_ms([lambda x=x, o=out: o.copy_(x) for x in inputs]) / 2)
+        cells.append(median_ms([partial(out.copy_, x) for x in inputs]) / 2)
     print(f"{'half a copy of the logits':38}" + "".join(f"{cell:10.3f}" for cell in cells))
 
 

@@ -88,7 +88,8 @@ class RandomBackend(HfBackend):
         # Wide enough for the next token's distribution to be about as narrow as a trained model's.
         torch.manual_seed(0)
         with torch.device(self._device):
-            dtype = getattr(torch, self._quantization.dtype or "bfloat16")
+            named = self._quantization.load_kwargs()["dtype"]
+            dtype = getattr(torch, "bfloat16" if named == "auto" else named)
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         size = model.config.get_text_config().hidden_size
         model.get_output_embeddings().weight.data.mul_(_SPREAD / (0.02 * size**0.5))

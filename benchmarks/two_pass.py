@@ -25,7 +25,7 @@ class Writing:
     max_output_tokens = 1
 
     def __init__(self, count: int, words: int, cap: int) -> None:
-        self.phases = (Phase("output", cap),)
+        self.phases: tuple[Phase, ...] = (Phase("output", cap),)
         self._texts = prompts(count, words, seed=-1)
 
     def examples(self) -> Sequence[Example]:

@@ -269,8 +269,13 @@ class Tracker(Protocol):
 class Quantization(Protocol):
     """In which numbers a model's weights are held. A backend honours it, or refuses it by name."""
 
-    name: str  # the option's stable word, a column of every row; `none`: as the checkpoint is
-    devices: tuple[str, ...]  # kinds of device that it runs on (`cuda`); empty: any
+    @property
+    def name(self) -> str:
+        """The option's stable word, a column of every row; `none`: as the checkpoint is."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device that it runs on (`cuda`); empty: any."""
 
     def identity(self) -> dict[str, Any]:
         """What of it makes a row what it is. Values are JSON."""
