@@ -136,10 +136,9 @@ class Claims:
     def may_get_more(self, left: Callable[[str], Traces]) -> bool:
         """Whether chunks that this writer has not had may come to it.
 
-        Others have given them back with something left, or are not known to live.
+        Others have given them back with something left, are dead, or are not known to live.
         """
-        names = list(filter(left, self._untaken))
-        return any(self.leases.doubtful(n) or self.leases.state(n) != "held" for n in names)
+        return any(not self.leases.has_living_holder(name) for name in self._untaken if left(name))
 
     def elsewhere(self, left: Callable[[str], Traces]) -> bool:
         """Whether everything that is left is in the hands of other writers."""

@@ -183,10 +183,10 @@ class Leases:
             return False
         return True if here or sight.changed else None
 
-    def doubtful(self, name: str) -> bool:
-        """Whether a lease is held by another writer of whom it is not known yet if it lives."""
+    def has_living_holder(self, name: str) -> bool:
+        """Whether a lease is held by another writer that is known to live."""
         holder = self._other_holder(name)
-        return holder is not None and self.alive(holder) is None
+        return holder is not None and self.alive(holder) is True
 
     def held_by_others(self, prefix: str) -> bool:
         """Whether others, who are not known to be dead, hold leases whose names begin so."""

@@ -216,6 +216,26 @@ def test_what_a_shard_with_less_to_do_gives_back_is_taken_by_one_with_more(tmp_p
     assert len(asked) == len(set(asked)) == 24 * 3 * 4
 
 
+def test_a_shard_that_died_elsewhere_is_taken_up_by_one_that_was_busy_meanwhile(
+    tmp_path: Path,
+) -> None:
+    dead = open_now(shard(tmp_path))
+    example, _ = asyncio.run(dead.next_trace())
+    leases = dead.folder.claims.leases
+    leases._stop.set()
+    leases._thread.join()
+    beat = leases.folder / f"{leases.writer}.beat"
+    beat.write_text(beat.read_text().replace('"boot"', '"elsewhere"'))
+    busy = open_now(shard(tmp_path))
+    while (trace := asyncio.run(busy.next_trace())) is not None:
+        assert trace[0].id != example.id, "nobody knows yet whether it lives"
+        asyncio.run(busy.run_trace(*trace, 0, Counting()))
+    time.sleep(0.6)  # longer than a lease, with traces of its own under way
+    assert asyncio.run(busy.may_get_more())
+    assert asyncio.run(busy.next_trace())[0].id == example.id
+    busy.close({})
+
+
 def test_no_chunk_is_taken_while_another_shard_merges(tmp_path: Path) -> None:
     session, merging = open_now(shard(tmp_path)), Leases(tmp_path, 60)
     merging.enter()
