@@ -21,7 +21,7 @@ from pipeline.run.phases import refuse_unused_caps, resolve_phases, with_phases
 from pipeline.run.point import Point, model_name
 from pipeline.spec import digest, require
 from pipeline.store.files import Row
-from pipeline.store.rows import Key
+from pipeline.store.row_heads import Key
 
 Built = tuple[Task, Backend, Path]
 
