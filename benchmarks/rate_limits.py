@@ -9,7 +9,7 @@ which services say how long to wait. Answers take 2 seconds. Nothing can be fast
 `stray`: 1,000 rows against a service without a limit, of which in every second run one request (the
 20th) gets a 429 and no other; three pairs, the median of their ratios.
 
-Pace and retries are the defaults of `conf/backend/base/gateway.yaml`. The service is a process of
+Answers take 2 seconds. Pace and retries are the defaults of `conf/backend/base/gateway.yaml`. The service is a process of
 its own. Every run must be complete without a failed row.
 """
 
@@ -173,7 +173,7 @@ def stray(num_rows: int, num_pairs: int) -> None:
     """Pairs of runs without a 429 and with one, and the median of their ratios."""
     ratios = []
     for _ in range(num_pairs):
-        pair = [run(num_rows, "--stray", at, "--latency", "1") for at in ("0", "20")]
+        pair = [run(num_rows, "--stray", at, "--latency", "2") for at in ("0", "20")]
         assert [one["refused"] for one in pair] == [0, 1]
         assert not any(one["failed"] for one in pair)
         ratios.append(pair[1]["seconds"] / pair[0]["seconds"])

@@ -23,6 +23,8 @@ class Reply:
     text: str | None = None
     events: list[Any] | None = None  # server-sent: JSON, or raw strings
     cut: bool = False  # the connection dies in the middle of the body
+    dropped: bool = False  # the connection dies before anything is sent
+    raw: bytes | None = None  # the body, compressed with gzip already
     hang: float = 0.0  # seconds before anything is sent
     delay: float = 0.0
 
@@ -107,6 +109,12 @@ class Service:
         await asyncio.sleep(reply.hang + reply.delay)
         if reply.events is not None:
             return await self._stream(request, reply.events, reply.cut)
+        if reply.dropped:
+            assert request.transport is not None
+            request.transport.abort()
+        if reply.raw is not None:
+            headers = reply.headers | {"Content-Encoding": "gzip"}
+            return web.Response(status=reply.status, body=reply.raw, headers=headers)
         text = reply.text if reply.text is not None else json.dumps(reply.body)
         if reply.cut:
             response = web.StreamResponse(headers={"Content-Type": "application/json"})

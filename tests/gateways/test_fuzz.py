@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from components.backends.openai_api.answers import Answered, BadAnswerError, decode, read
 from components.backends.openai_api.bounds import probability_fields
+from components.backends.openai_api.complaints import Complaint
 from components.backends.openai_api.credentials import names_credential
 from components.backends.openai_api.dialect import Dialect, RefusedParameterError
 from components.backends.openai_api.endings import ending
@@ -186,7 +187,7 @@ def test_any_complaint_is_learned_from_ignored_or_refused(
     dialect = Dialect("chat", "m", "max_tokens", top_logprobs=5)
     body = dialect.body(request())
     try:
-        dialect.learn(body, complaint, named)
+        dialect.learn(body, Complaint(body, complaint, named))
     except RefusedParameterError:
         return
     assert {"messages", "model"} <= set(dialect.body(request()))

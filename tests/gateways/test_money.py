@@ -177,14 +177,18 @@ def test_answers_without_a_use_count_where_the_first_request_ends_the_run(
     assert Reserved.read(reserved).usd == pytest.approx(2 * ONE_USD)
 
 
+@pytest.mark.parametrize("moment", ["in the body", "before the body"])
 def test_a_connection_cut_amid_an_answer_counts_at_its_worst(
-    tmp_path: Path, here: Callable[..., str]
+    tmp_path: Path, here: Callable[..., str], moment: str
 ) -> None:
     data = write_clues(tmp_path / "clues.jsonl", 1)
     good = Faulty(share=0.0)
 
     def script(seen: Seen) -> Reply:
-        return Reply(good.answer(seen.body, 4), cut=len(service.seen) < 2)
+        is_cut = len(service.seen) < 2
+        if moment == "in the body":
+            return Reply(good.answer(seen.body, 4), cut=is_cut)
+        return Reply(good.answer(seen.body, 4), dropped=is_cut)
 
     with Service(script) as service:
         here(service.url, f"task.data.path={data}", f"run.root={tmp_path}")

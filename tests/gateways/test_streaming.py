@@ -1,5 +1,7 @@
 """Answers in pieces: the same generation as at once, its text handed on as it becomes certain."""
 
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,8 @@ import pytest
 
 from components.backends.openai_api import streaming
 from components.backends.openai_api.backend import OpenAiBackend
-from pipeline.protocols import Generation
+from components.backends.openai_api.failures import GatewayError
+from pipeline.protocols import BackendLostError, Generation
 from tests.gateways.asking import ask, backend, request
 from tests.gateways.service import Body, Reply, Seen, Service, chat, refusal, serving
 
@@ -175,6 +178,27 @@ def test_a_body_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
     with serving(Reply(text=" " * 2**21), chat("fine")) as service:
         (found,) = ask(backend(service.url, tmp_path), request())
     assert isinstance(found, Generation) and found.text == "fine"
+
+
+def bomb(mebibytes: int) -> bytes:
+    """So many blanks, compressed a thousandfold."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = b"".join(packer.compress(b" " * 2**20) for _ in range(mebibytes))
+    return packed + packer.flush()
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_a_body_that_grows_a_thousandfold_takes_little_memory(tmp_path: Path, status: int) -> None:
+    with serving(Reply(raw=bomb(300), status=status)) as service:
+        made = backend(service.url, tmp_path, "backend.retry.retries=0")
+        tracemalloc.start()
+        try:
+            (found,) = ask(made, request())
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert isinstance(found, BackendLostError | GatewayError)
+    assert peak < (90 if status == 200 else 20) * 2**20
 
 
 def test_capabilities_say_that_text_is_handed_on(tmp_path: Path) -> None:

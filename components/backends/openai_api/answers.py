@@ -168,8 +168,15 @@ def _refuse_error(error: object) -> None:
     code = found.get("code")
     status = code if isinstance(code, int) and 100 <= code < 600 else 502
     word = code if isinstance(code, str) else ""
-    told = f"the service reports: {found.get('message')}"
-    raise BadAnswerError(told, status, word, reported=True)
+    text = f"the service reports: {told(found, 'message')}"
+    raise BadAnswerError(text, status, word, reported=True)
+
+
+def told(error: Mapping[str, Any], name: str) -> str:
+    """An error's text under a name, and what a gateway adds of the words of its provider."""
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
+    return f"{error.get(name)}: {raw}" if raw else str(error.get(name))
 
 
 def _choices(value: Mapping[str, Any]) -> list[Said]:

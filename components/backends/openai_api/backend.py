@@ -312,9 +312,9 @@ class OpenAiBackend:
             backend_columns=extra,
         )
 
-    def _cost(self, usage: dict[str, Any], batched: bool) -> float | None:
-        """USD by the price table; None without a price, or without any usage."""
-        if self._price is None or not usage:
+    def _cost(self, usage: Mapping[str, Any], batched: bool) -> float | None:
+        """USD by the price table; None without a price, or without usage that says it all."""
+        if self._price is None or not usage.get("total_tokens"):
             return None
         return self._price.of(usage, batched)
 
@@ -325,8 +325,8 @@ class OpenAiBackend:
         self._tally.discarded += 1
         usd = (usage or {}).get("cost")
         if usd is None and self._price is not None:
-            worst = num_samples * self.worst_cost(request)
-            usd = self._price.of(usage, batched) if usage else worst
+            worst, known = num_samples * self.worst_cost(request), self._cost(usage or {}, batched)
+            usd = worst if known is None else known
         self._tally.cost_usd += usd or 0.0
         if request.spending is not None:
             request.spending.discarded(usd or 0.0)

@@ -18,7 +18,8 @@ def clean(text: str) -> str:
 def text_and_reasoning(content: object) -> tuple[str, str]:
     """The answer's text and the reasoning that came inside of the content.
 
-    Content is a string, or a list of parts of which some are the model's thinking (Mistral).
+    Content is a string, or parts of which some are the model's thinking (Mistral). What is no text,
+    such as an image, is left out.
 
     Raises:
         TypeError: the content is something else.
@@ -27,6 +28,8 @@ def text_and_reasoning(content: object) -> tuple[str, str]:
         return "", ""
     if isinstance(content, str):
         return _by_channel(clean(content))
+    if isinstance(content, Mapping):
+        content = [content]
     if not isinstance(content, Sequence):
         raise TypeError(f"content is {type(content).__name__}")
     aside = [_thinking(part) for part in content]
@@ -35,7 +38,8 @@ def text_and_reasoning(content: object) -> tuple[str, str]:
 
 
 def _text(part: Any) -> str:
-    return part if isinstance(part, str) else str(part.get("text") or "")
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else ""
 
 
 def _thinking(part: Any) -> str:

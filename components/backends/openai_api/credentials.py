@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from pipeline.spec import SpecError
 
@@ -59,7 +59,7 @@ def names_credential(name: str) -> bool:
 
 
 def refuse_in_address(setting: str, address: str) -> None:
-    """Refuse an address with a password or a key in it, without repeating it.
+    """Refuse an address with a password or a query in it, without repeating it.
 
     Raises:
         SpecError: it has one, or it is no address.
@@ -67,11 +67,17 @@ def refuse_in_address(setting: str, address: str) -> None:
     try:
         parts = urlsplit(address)
         has_user = parts.username is not None
-    except ValueError as error:
-        raise SpecError(f"{setting} must be an address: {error}") from None
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        raise SpecError(f"{setting} must be an address such as https://host/v1") from None
     if has_user:
         raise SpecError(
             f"{setting} must hold no user name or password (user:password@host): a key comes from "
             "the environment variable that backend.connection.key_variable names"
         )
-    refuse_credentials(f"{setting} (its query)", dict(parse_qsl(parts.query)))
+    if parts.query or parts.fragment:
+        raise SpecError(
+            f"{setting} must hold nothing behind a ? or #: parameters go into "
+            "backend.connection.query, and those that are keys into secret_query, with the name of "
+            "an environment variable each"
+        )

@@ -1,11 +1,11 @@
 """Requests on the wire, and what a service turned out not to take."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from components.backends.openai_api.complaints import Complaint
 from pipeline.protocols import Message, Prompt, Request, spelled
 from pipeline.spec import Sampling
 
@@ -27,11 +27,6 @@ NEUTRAL: dict[str, object] = {
 OPTIONAL = ("seed", "n", "stop", "store", "usage", "stream_options", "stream")
 PROBABILITIES = ("logprobs", "top_logprobs", "include")
 SEEDS = 2**31
-UNKNOWN = re.compile(
-    r"unsupported|unrecognized|unexpected|unknown|extra inputs|extra fields|not enabled"
-    r"|not allowed|not support|not permitted",
-    re.IGNORECASE,
-)
 TOO_LARGE = re.compile(r"too large|too high|exceed|greater|at most|maximum", re.IGNORECASE)
 EITHER = ("temperature", "top_p")  # of which some services take one alone
 EXTENSIONS = ("top_k", "min_p", "repetition_penalty")  # not in the official API
@@ -119,19 +114,17 @@ class Dialect:
             return {"logprobs": self.top_logprobs}
         return {"include": ["message.output_text.logprobs"], "top_logprobs": self.top_logprobs}
 
-    def learn(self, body: Mapping[str, Any], complaint: str, named: str | None) -> bool:
+    def learn(self, body: Mapping[str, Any], complaint: Complaint) -> bool:
         """Take from a refusal which parameter to leave out or to call by its other name.
 
-        `complaint` is the error's text, `named` the parameter that it names, if any. Returns
-        whether the same request is worth sending again.
+        Returns whether the same request is worth sending again.
 
         Raises:
             RefusedParameterError: the run asks for something that the service does not do.
         """
-        names = _named(body, complaint, named)
-        if set(EITHER) <= set(names) and "both" in complaint:
+        if set(EITHER) <= set(complaint.names) and "both" in complaint.text:
             return self._drop_either(body)
-        return any([self._take(name, body, complaint) for name in names])
+        return any([self._take(name, body, complaint) for name in complaint.names])
 
     def _drop_either(self, body: Mapping[str, Any]) -> bool:
         """Leave out the one of temperature and top_p that changes nothing."""
@@ -142,7 +135,7 @@ class Dialect:
         self.dropped |= {neutral}
         return True
 
-    def _take(self, name: str, body: Mapping[str, Any], complaint: str) -> bool:
+    def _take(self, name: str, body: Mapping[str, Any], complaint: Complaint) -> bool:
         if name in CAP_NAMES[self.api]:
             return self._rename_cap(name, complaint)
         if name in NEUTRAL:
@@ -153,13 +146,13 @@ class Dialect:
             self.dropped |= {name}
         return name in (*PROBABILITIES, *OPTIONAL)
 
-    def _rename_cap(self, name: str, complaint: str) -> bool:
+    def _rename_cap(self, name: str, complaint: Complaint) -> bool:
         """Once, and only where it is the name that is refused: a number may be too large."""
         others = [other for other in CAP_NAMES[self.api] if other != name]
         if self.cap_name != name:
             return True  # learned while this request was under way
-        of_the_name = UNKNOWN.search(complaint) or any(other in complaint for other in others)
-        other_value = TOO_LARGE.search(complaint) and not UNKNOWN.search(complaint)
+        of_the_name = complaint.is_about_names or any(one in complaint.text for one in others)
+        other_value = TOO_LARGE.search(complaint.text) and not complaint.is_about_names
         if self.renamed or not others or not of_the_name or other_value:
             return False
         self.cap_name, self.renamed = others[0], True
@@ -171,25 +164,6 @@ class Dialect:
             raise RefusedParameterError(f"sampling.{name}", rule, value)
         self.dropped |= {name}
         return True
-
-
-def _named(body: Mapping[str, Any], complaint: str, named: str | None) -> list[str]:
-    """The parameters of the body that a refusal speaks of, and does not merely repeat."""
-    if named is not None and named in body:
-        return [named]
-    complaint = complaint.lower()
-    repeated = _quoted(json.dumps(body.get("messages") or body.get("prompt") or "").lower())
-    quoted = [word for word in _quoted(complaint) if word in body and word not in repeated]
-    if quoted:
-        return quoted
-    # A name such as `stop` is also a word; one such as `top_k` is not.
-    sure = [n for n in body if ("_" in n or UNKNOWN.search(complaint)) and n not in repeated]
-    return [name for name in sure if re.search(rf"\b{name}\b", complaint)]
-
-
-def _quoted(text: str) -> dict[str, None]:
-    """The words that stand in quotation marks, in order."""
-    return dict.fromkeys(re.findall(r"['\"`]([a-z_]+)\\?['\"`]", text))
 
 
 def chat_messages(prompt: Prompt) -> list[dict[str, str]]:

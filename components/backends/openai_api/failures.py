@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
+import httpx2
 from openai import APIConnectionError, APIStatusError, OpenAIError
 
-from components.backends.openai_api.answers import BadAnswerError
+from components.backends.openai_api.answers import BadAnswerError, told
 from components.backends.openai_api.pace import duration
 from pipeline.protocols import RequestFailedError
 
@@ -26,6 +28,9 @@ NO_MODEL = re.compile(
     r"not a valid model|invalid model|model\b.{0,60}(?:does not exist|not found|not exist)",
     re.IGNORECASE,
 )
+NO_KEY = re.compile(
+    r"api[ _]?key.{0,20}(?:not valid|invalid|expired)|(?:invalid|incorrect).{0,9}key", re.I
+)
 MODERATED = re.compile(r"flagged|moderation|content polic|safety", re.IGNORECASE)
 # What any other request would meet too.
 ADVICE = {
@@ -35,6 +40,7 @@ ADVICE = {
     404: "check backend.deployment and the address",
     405: "check the address and backend.api",
 }
+NEVER_LEFT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx2.ConnectError)
 LONGEST_TOLD = 86_400.0  # seconds; a service that asks to wait longer than a day is not believed
 
 
@@ -86,6 +92,8 @@ class GatewayError(RequestFailedError):
             return None
         if 300 <= self.status < 400:
             return "the address redirects elsewhere: check it"
+        if self.status == 400 and NO_KEY.search(str(self)):
+            return ADVICE[401]
         if self.status == 400 and NO_MODEL.search(str(self)):
             return ADVICE[404]
         return ADVICE.get(self.status)
@@ -155,18 +163,34 @@ def failure_of(error: BaseException, timeout: float = 0.0) -> Failure:
         return Failure(error.status, str(error), {}, code=error.code, unusable=not error.reported)
     if isinstance(error, TimeoutError):
         return Failure(None, f"no answer within {timeout:g} s (backend.retry.timeout)", {})
-    return Failure(None, f"{type(error).__name__}: {_with_causes(error)}", {})
+    what = "the connection broke" if may_have_left(error) else "no connection"
+    return Failure(None, f"{what}: {_causes(error)}", {})
 
 
-def _with_causes(error: BaseException) -> str:
-    """The texts of an exception and of its causes: the client's own says little."""
+def may_have_left(error: BaseException) -> bool:
+    """Whether a connection was made: then the service may have answered, and charge it.
+
+    The client calls nearly every trouble of connections a time-out; its causes tell more.
+    """
+    return not any(isinstance(one, NEVER_LEFT) for one in _chain(error))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An exception and its causes."""
+    causes = [error]
+    while (inner := causes[-1].__cause__ or causes[-1].__context__) and len(causes) < 6:
+        causes.append(inner)
+    return causes
+
+
+def _causes(error: BaseException) -> str:
+    """The texts of an exception's causes, or its own where it has none."""
     texts: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None and len(texts) < 5:
+    chain = _chain(error)
+    for cause in chain[1:] or chain:
         text = str(cause) or type(cause).__name__
         if not any(text in known for known in texts):
             texts.append(text)
-        cause = cause.__cause__ or cause.__context__
     return ": ".join(texts)
 
 
@@ -176,7 +200,7 @@ def _message(error: APIStatusError) -> str:
     if isinstance(body, Mapping):
         for name in ("message", "detail", "error"):
             if body.get(name):
-                return f"HTTP {error.status_code}: {str(body[name])[:2000]}"
+                return f"HTTP {error.status_code}: {told(body, name)[:2000]}"
     return f"HTTP {error.status_code}: {str(body or error.message)[:500]}"
 
 

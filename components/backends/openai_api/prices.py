@@ -23,13 +23,15 @@ class Price:
     def of(self, usage: Mapping[str, Any], batch: bool) -> float:
         """Cost of what was used.
 
-        Some services count reasoning in the total alone; it is paid like any other output.
+        Some services count reasoning in the total alone, or beside the completion that it is larger
+        than; it is paid like any other output.
         """
         cached = usage.get("cached_tokens") or 0
         cheap = self.input if self.cached_input is None else self.cached_input
         asked = max(0, (usage.get("prompt_tokens") or 0) - cached)
         beyond = (usage.get("total_tokens") or 0) - (usage.get("prompt_tokens") or 0)
-        made = max(usage.get("completion_tokens") or 0, beyond)
+        made, reasoning = (usage.get(f"{k}_tokens") or 0 for k in ("completion", "reasoning"))
+        made = max(made + reasoning if reasoning > made else made, beyond)
         whole = (asked * self.input + cached * cheap + made * self.output) / MILLION
         return whole * (self.batch_factor if batch else 1.0)
 

@@ -22,8 +22,9 @@ from components.backends.openai_api.answers import (
 )
 from components.backends.openai_api.attempts import Attempts
 from components.backends.openai_api.batch_api import BatchApi, BatchJobs
+from components.backends.openai_api.complaints import Complaint
 from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError
-from components.backends.openai_api.failures import GatewayError
+from components.backends.openai_api.failures import GatewayError, may_have_left
 from components.backends.openai_api.open_files import connections_within
 from components.backends.openai_api.pace import Pace
 from components.backends.openai_api.retries import Retry
@@ -34,8 +35,6 @@ from pipeline.protocols import BackendLostError, Request, spelled
 _LOG = logging.getLogger(__name__)
 REFUSALS = (400, 403, 422)
 CHARACTERS_PER_TOKEN = 3  # a little below what texts of this kind have
-# The connection broke after the request was sent: the service may have answered, and charge it.
-BROKEN_LATE = (httpx2.ReadError, httpx2.ReadTimeout, httpx2.RemoteProtocolError)
 UNREAD = {"X-Stainless-Raw-Response": "stream"}  # the client leaves the body to `chunks`
 QUIET = ("httpx2", "openai")  # they log every request
 
@@ -75,6 +74,7 @@ class Sender:
         self._jobs: BatchJobs | None = None
         self._first = asyncio.Lock()
         self._met = False
+        self._accepted: set[str] = set()  # parameters of requests that were answered
         self._lost: BackendLostError | None = None
 
     async def open(self, batch: BatchApi | None = None) -> None:
@@ -208,7 +208,8 @@ class Sender:
             except GatewayError as error:
                 for usage in error.discarded:
                     discard(usage, True)
-                if error.status not in REFUSALS or not self._learn(body, error):
+                accepted = set() if self._jobs and not directly else self._accepted
+                if error.status not in REFUSALS or not self._learn(body, error, accepted):
                     raise
 
     async def _post(self, body: dict[str, Any], estimate: float, told: Told) -> Answered:
@@ -220,13 +221,15 @@ class Sender:
         )
         told.restart()
         answered = read(await _value(response, told))
+        self._accepted |= set(body)
         surplus = answered.usage.get("total_tokens", estimate) - estimate
         self.pace.succeeded(time.monotonic() - start, surplus, response.headers)
         return answered
 
-    def _learn(self, body: dict[str, Any], error: GatewayError) -> bool:
+    def _learn(self, body: dict[str, Any], error: GatewayError, accepted: set[str]) -> bool:
         try:
-            again = self.dialect.learn(body, str(error), error.parameter)
+            complaint = Complaint(body, str(error), error.parameter, accepted)
+            again = self.dialect.learn(body, complaint)
         except RefusedParameterError as refused:
             raise BackendLostError(f"{refused} ({self._place.service}: {error})") from None
         if again:
@@ -252,7 +255,7 @@ def _unusable(discard: Callable[[Mapping[str, Any] | None], None]) -> Iterator[N
             discard(error.usage or None)
         raise
     except APIConnectionError as error:
-        if isinstance(error.__cause__, BROKEN_LATE):
+        if may_have_left(error):
             discard(None)
         raise
     except asyncio.CancelledError:  # the time-out of the attempt, or the end of the run

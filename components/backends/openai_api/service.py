@@ -6,14 +6,17 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from httpx2 import Limits, Request, Timeout
+from httpx2 import Limits, Request, Response, Timeout
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from components.backends.openai_api.credentials import refuse_credentials, refuse_in_address
 from pipeline.spec import SpecError, require
 
 HIDDEN = "<key>"
+LONGEST_ERROR = 1 << 20  # bytes
+FRAMING = ("content-encoding", "content-length", "transfer-encoding")  # of the body on the wire
 SHORT = 8  # characters; shorter keys are hidden where they stand alone
 
 
@@ -121,6 +124,28 @@ def _pattern(secrets: list[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(forms)) if forms else None
 
 
+class Client(DefaultAioHttpClient):
+    """The official client's own HTTP client, which reads no more of an error than can be shown."""
+
+    async def send(self, request: Request, *, stream: bool = False, **options: Any) -> Response:
+        """The response; the body of a refusal is cut, decompressed, at `LONGEST_ERROR` bytes."""
+        response = await super().send(request, stream=True, **options)
+        if response.is_success:
+            if not stream:
+                await response.aread()
+            return response
+        body = b""
+        try:
+            async for chunk in response.aiter_bytes(1 << 16):
+                body += chunk
+                if len(body) >= LONGEST_ERROR:
+                    break
+        finally:
+            await response.aclose()
+        headers = [(n, v) for n, v in response.headers.multi_items() if n.lower() not in FRAMING]
+        return Response(response.status_code, headers=headers, content=body, request=request)
+
+
 def client(
     connection: Connection,
     keys: Keys,
@@ -141,7 +166,7 @@ def client(
         default_query={k: v for k, v in {**connection.query, **query}.items() if v is not None},
         max_retries=0,
         timeout=timeout,
-        http_client=DefaultAioHttpClient(
+        http_client=Client(
             timeout=timeout,
             limits=Limits(max_connections=most, max_keepalive_connections=most),
             event_hooks={"request": [keys.sign]},
