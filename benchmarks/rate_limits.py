@@ -9,8 +9,8 @@ which services say how long to wait. Answers take 2 seconds. Nothing can be fast
 `stray`: 1,000 rows against a service without a limit, of which in every second run one request (the
 20th) gets a 429 and no other; three pairs, the median of their ratios.
 
-Answers take 2 seconds. Pace and retries are the defaults of `conf/backend/base/gateway.yaml`. The service is a process of
-its own. Every run must be complete without a failed row.
+Answers take 2 seconds. Pace and retries are the defaults of `conf/backend/base/gateway.yaml`. The
+service is a process of its own. Every run must be complete without a failed row.
 """
 
 import argparse

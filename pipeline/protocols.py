@@ -18,6 +18,10 @@ class BackendLostError(RuntimeError):
     """A backend cannot go on (refused key, refused setting): the run ends, finished rows stay."""
 
 
+class StoppedError(RuntimeError):
+    """The run is ending, and a request was not sent (again): its trace ends unfinished."""
+
+
 class RequestFailedError(RuntimeError):
     """One request failed for good; others may succeed."""
 
@@ -345,6 +349,7 @@ class Backend(Protocol):
         Raises:
             PromptTooLongError: the prompt does not fit into the model's context.
             BackendLostError: this request and every other would fail.
+            StoppedError: it waited when `send_no_more` was called.
         """
         raise NotImplementedError
 
@@ -369,6 +374,13 @@ class Backend(Protocol):
             SpecError: a prompt is empty, or ids are not the model's or more than its positions.
         """
         raise NotImplementedError
+
+    def send_no_more(self) -> None:
+        """The run is ending: calls that wait to be sent, or sent again, raise `StoppedError`.
+
+        Those under way go on.
+        """
+        return
 
     def release(self, trace_id: int) -> None:
         """Forget what is cached for a trace, which is over."""

@@ -136,6 +136,7 @@ class _Loop:
 
     async def _drain(self) -> None:
         """Let requests under way end, which no others follow, for `grace` seconds at most."""
+        self.backend.send_no_more()
         _LOG.warning(
             "no further request is sent; waiting up to %g seconds (run.grace_seconds) for the "
             "answers of %d traces under way; another signal drops them",
@@ -163,6 +164,8 @@ class _Loop:
             return
         session.fail(example, sample, error)
         self.on_row(session, None)
+        if all(one.is_broken for one in self.sessions):
+            self.backend.send_no_more()
         if session.is_broken and not self.grace:  # with a grace they end by themselves
             for other, (owner, _, _) in self.open.items():
                 if owner is session:

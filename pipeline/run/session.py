@@ -8,12 +8,12 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from pipeline.protocols import Backend, Example
+from pipeline.protocols import Backend, Example, StoppedError
 from pipeline.run.budget import RESERVED, Budget, BudgetSpentError, Reserved, cost_of
 from pipeline.run.point import Point, record_of
 from pipeline.run.row_fields import row_of
 from pipeline.run.shared_pass1 import SharedPass1
-from pipeline.run.trace import StoppedError, Trace
+from pipeline.run.trace import Trace
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, StoreError
 from pipeline.store.leases import Held, Leases

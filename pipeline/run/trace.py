@@ -18,6 +18,7 @@ from pipeline.protocols import (
     Prompt,
     PromptTooLongError,
     Request,
+    StoppedError,
     Task,
 )
 from pipeline.run.budget import Budget
@@ -40,10 +41,6 @@ from pipeline.store.pass_names import Fields, name_passes, stored_passes
 from pipeline.store.row_heads import Key
 
 Passed = Sequence[Generation]
-
-
-class StoppedError(RuntimeError):
-    """The run is stopping and sends no further request: the trace ends unfinished, no failure."""
 
 
 Outcome = TypeVar("Outcome")

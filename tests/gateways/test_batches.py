@@ -12,7 +12,7 @@ import pytest
 
 from components.backends.openai_api.backend import OpenAiBackend
 from components.backends.openai_api.failures import GatewayError
-from pipeline.protocols import BackendLostError, Generation, Request
+from pipeline.protocols import BackendLostError, Generation, Request, StoppedError
 from tests.gateways.asking import ask, backend, request
 from tests.gateways.service import Body, Reply, Seen, Service, chat, refusal
 
@@ -326,3 +326,22 @@ def test_a_damaged_record_is_told_and_stops_nothing(
     with Service(BatchService()) as service:
         assert len(texts(ask(backend(service.url, tmp_path, *FAST), *questions(3)))) == 3
     assert "a.json is damaged" in caplog.text
+
+
+def test_a_run_that_ends_leaves_its_batch_at_the_service(tmp_path: Path) -> None:
+    script = BatchService(polls=10**9)
+
+    async def ended(made: OpenAiBackend) -> list[Any]:
+        async with made:
+            tasks = [asyncio.create_task(made.generate(one)) for one in questions(12)]
+            while not script.batches:
+                await asyncio.sleep(0.01)
+            made.send_no_more()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    with Service(script) as service:
+        found = asyncio.run(ended(backend(service.url, tmp_path, *FAST)))
+        assert [type(one) for one in found[1:]] == [StoppedError] * 11
+        script.polls = 0
+        again = ask(backend(service.url, tmp_path, *FAST), *questions(12)[1:])
+    assert texts(again) == [f"said q{i}" for i in range(1, 12)] and len(script.batches) == 1

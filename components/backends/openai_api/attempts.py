@@ -143,7 +143,7 @@ class Attempts:
         self.pace.asleep += 1
         self._notices.waiting(failure, seconds)
         try:
-            await asyncio.sleep(seconds)
+            await self.pace.sleep(seconds)
         finally:
             self.pace.asleep -= 1
 

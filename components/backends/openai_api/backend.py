@@ -254,6 +254,10 @@ class OpenAiBackend:
             request.on_token(rest)
         return generation
 
+    def send_no_more(self) -> None:
+        """Whoever waits to be sent, or for a batch, gets a StoppedError."""
+        self._sender.stop()
+
     def release(self, trace_id: int) -> None:
         """Nothing is cached per trace."""
 

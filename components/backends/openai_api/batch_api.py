@@ -22,7 +22,7 @@ from components.backends.openai_api.attempts import Attempts
 from components.backends.openai_api.batch_record import BatchRecord
 from components.backends.openai_api.failures import Failure, GatewayError
 from components.backends.openai_api.pace import duration
-from pipeline.protocols import BackendLostError
+from pipeline.protocols import BackendLostError, StoppedError
 from pipeline.spec import digest, require
 from pipeline.store import files
 
@@ -151,7 +151,8 @@ class BatchJobs:
                 size = len(self._pending)
                 await asyncio.sleep(self.settings.gather_seconds)
             names = list(self._pending)[: self.settings.max_requests]
-            await self._submit({name: self._pending.pop(name) for name in names})
+            if names:
+                await self._submit({name: self._pending.pop(name) for name in names})
 
     async def _submit(self, bodies: dict[str, Value]) -> None:
         mark = digest([self._where, sorted(bodies), time.time_ns()])[:32]
@@ -321,6 +322,13 @@ class BatchJobs:
             future.set_result(answered)
         elif answered is not None:
             self._unclaimed[name] = answered
+
+    def stop(self) -> None:
+        """Submit nothing any more, and let nobody wait: the next attempt takes batches up again."""
+        self._pending.clear()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(StoppedError())
 
     async def close(self) -> None:
         """Stop waiting; forget batches that were collected, whose answers their rows now hold."""

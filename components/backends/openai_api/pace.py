@@ -7,9 +7,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
+from pipeline.protocols import StoppedError
 from pipeline.spec import require
 
 WINDOW = 64  # latencies that speak for the present
@@ -77,6 +78,7 @@ class Pace:
         self.asleep = 0
         self.shrunk = 0
         self.not_before = 0.0
+        self._stopped = asyncio.Event()
         self._best: float | None = None
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -86,6 +88,26 @@ class Pace:
         self._refused: deque[bool] = deque(maxlen=REFUSALS)
         self._requests = Meter(limits.requests_per_minute)
         self._tokens = Meter(limits.tokens_per_minute)
+
+    def start(self) -> None:
+        """Let requests in."""
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let nobody in any more: whoever waits gets a StoppedError."""
+        self._stopped.set()
+        for place in self._waiting:
+            if not place.done():
+                place.set_exception(StoppedError())
+        self._waiting.clear()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long. Raises StoppedError once nobody is let in any more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        if self._stopped.is_set():
+            raise StoppedError
 
     def bound(self, most: int) -> int:
         """Let the level never pass `most`."""
@@ -110,6 +132,8 @@ class Pace:
             self._wake()
 
     async def _enter(self) -> None:
+        if self._stopped.is_set():
+            raise StoppedError
         if self.active < int(self.level) and not self._waiting:
             self.active += 1
             return
@@ -134,7 +158,7 @@ class Pace:
         now = self._clock()
         wait = max(self._requests.take(1.0, now), self._tokens.take(tokens, now))
         while (wait := max(wait, self.not_before - self._clock())) > 0:
-            await asyncio.sleep(wait)
+            await self.sleep(wait)
             wait = 0.0
 
     def succeeded(self, seconds: float, surplus: float, headers: Mapping[str, str]) -> None:

@@ -83,6 +83,7 @@ class Sender:
         Raises:
             SpecError: there is no key.
         """
+        self.pace.start()
         for name in QUIET:
             logging.getLogger(name).setLevel(logging.WARNING)
         keys = Keys(self._connection, self._place.service)
@@ -151,6 +152,12 @@ class Sender:
         if self._jobs is None:
             return False
         return self._jobs.holds(self.dialect.body(request, count(), text), f"{request.seed:x}")
+
+    def stop(self) -> None:
+        """Send nothing any more: whoever waits to be sent, or for a batch, gets a StoppedError."""
+        self.pace.stop()
+        if self._jobs is not None:
+            self._jobs.stop()
 
     def lose(self, error: BackendLostError) -> None:
         """Send nothing any more: every further request fails with `error`."""
