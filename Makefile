@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways check golden test-soak bench
+.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization check golden test-soak bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test-slurm: $(STAMP)  ## minutes, as root: sweeps on a real Slurm that Debian's 
 
 test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills; transformers serve against hf
 	$(BIN)/python -m pytest tests/servers
+
+test-quantization: $(STAMP)  ## minutes: every quantization on the embedded model, against its full precision
+	$(BIN)/python -m pytest -m slow tests/quantization
 
 test-tracking: $(STAMP)  ## the trackers with their libraries, which it installs
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tracking]'

@@ -12,7 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from components.backends.hf.slots.attention import DecodeFrame
 from components.backends.hf.slots.kv_cache import KVCache, LayerShape
-from pipeline.protocols import Generation, Group, Message, Prompt, Request
+from pipeline.protocols import (
+    ForcedTokens,
+    Generation,
+    Group,
+    Message,
+    Prompt,
+    Request,
+    TokenScores,
+)
 from pipeline.spec import Sampling
 from tests.fakes.slots import MIXED, backend, decode, requests, same
 from tests.fakes.tiny_models import tiny
@@ -144,3 +152,25 @@ def test_the_decoding_kernel_is_attention_over_pages(
     found = PagedDecode(cache, table, positions, order).attend(0, query, key, value, 0.1)
     assert torch.equal(cache.keys[0], exact.keys[0])
     assert torch.allclose(found.float(), expected.float(), atol=4e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "mean"), [("float32", 1e-4), ("bfloat16", 0.1)])
+def test_given_ids_are_scored_as_they_were_drawn_while_others_are_drawn(
+    kind: str, dtype: str, mean: float, models: Callable[[str], Path]
+) -> None:
+    asked = requests(6, MIXED)
+    made = backend(models(kind), dtype, decoder="slots", slots=6, device="cuda")
+
+    async def work() -> tuple[list[Generation], list[TokenScores]]:
+        async with made:
+            drawn = await asyncio.gather(*map(made.generate, asked))
+            rows = [ForcedTokens(each.prompt_ids or [], each.token_ids) for each in drawn]
+            again = [made.generate(each) for each in asked]
+            scores, *_ = await asyncio.gather(made.score(rows), *again)
+            return drawn, scores
+
+    drawn, scores = asyncio.run(work())
+    measured = torch.tensor([value for each in drawn for value in each.entropies or ()])
+    scored = torch.tensor([value for each in scores for value in each.entropies])
+    assert float((measured - scored).abs().mean()) < mean
