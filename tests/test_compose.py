@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from launch.config.compose import build_backend, build_point, construct_backend, to_spec
+from launch.config.compose import build_backend, construct_backend, to_spec
 from pipeline.protocols import Backend, Capabilities, Generation, Request
 from pipeline.run.point import Point
 from pipeline.spec import ModelSpec, SpecError
-from tests.fakes.configs import composed
+from tests.fakes.configs import composed, point_of
 from tests.gateways.asking import configured
 from tests.gateways.service import chat, serving
 
@@ -82,8 +82,7 @@ def test_what_is_no_quantization_is_refused_by_its_class() -> None:
 
 def test_a_cap_that_is_set_twice_to_two_values_is_refused() -> None:
     def asked(*overrides: str) -> Point:
-        made = to_spec(composed("task=crossword", "backend=echo", *overrides))
-        return build_point(made, build_backend(made), overrides, {})
+        return point_of(composed("task=crossword", "backend=echo", *overrides), overrides)
 
     rule = r"task\.think_cap must be left out, or equal sampling\.think_cap=8, .*, got 9"
     with pytest.raises(SpecError, match=rule):
@@ -123,9 +122,8 @@ def test_a_cap_that_is_set_twice_to_two_values_is_refused() -> None:
 def test_a_cap_of_the_task_that_no_phase_uses_is_refused(
     line: tuple[str, ...], refused: str
 ) -> None:
-    made = to_spec(composed("backend=echo", *line))
     with pytest.raises(SpecError, match=refused):
-        build_point(made, build_backend(made), line, {})
+        point_of(composed("backend=echo", *line), line)
 
 
 def test_a_service_is_asked_what_it_can_do_inside_a_running_loop_and_by_nothing_else(

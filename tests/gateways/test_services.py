@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 
 from components.backends.openai_api.backend import OpenAiBackend
 from launch import api
-from launch.config.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, to_spec
 from launch.config.setup import setup_of
 from pipeline.spec import SpecError
-from tests.fakes.configs import ROOT
+from tests.fakes.configs import ROOT, point_of
 from tests.gateways.asking import ask, backend, configured, request
 from tests.gateways.service import Reply, Seen, Service, chat, refusal, serving
 
@@ -220,9 +220,8 @@ def test_a_probe_finds_out_whether_a_turn_is_continued_and_rows_say_how_the_cue_
 
 def test_tagged_phases_with_a_service_that_takes_no_prefill_are_refused(tmp_path: Path) -> None:
     line = ("task=crossword", "backend=openai", "run.phases=tagged", f"run.root={tmp_path}")
-    spec = to_spec(configured(*line))
     with pytest.raises(SpecError, match=r"run\.phases must not be tagged with backend openai"):
-        build_point(spec, build_backend(spec), line, {})
+        point_of(configured(*line), line)
 
 
 def test_a_yes_or_no_that_yaml_reads_as_a_truth_value_is_understood(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.config.compose import build_backend, build_point, to_spec
+from launch.config.compose import build_backend, to_spec
 from launch.config.setup import RunSetup, setup_of
 from launch.running.here import run_ready
 from launch.status import Reader
@@ -25,7 +25,7 @@ from pipeline.run.executor import execute
 from pipeline.spec import SpecError
 from pipeline.store.files import Row
 from pipeline.store.row_index import read_rows
-from tests.fakes.configs import ROOT, composed
+from tests.fakes.configs import ROOT, composed, point_of
 from tests.run.test_executor import stable
 from tests.test_run import command, rows_in, run, wait_for_rows
 from tests.test_run_hf import differences
@@ -56,14 +56,14 @@ def test_packed_points_load_once_and_have_in_float32_the_rows_they_have_apart(
     line += ["model.name=tiny", "backend.batch_size=5"]
     found: dict[str, list[Row]] = {}
     for name in ("packed", "apart"):
-        specs = [
-            to_spec(composed(*line, f"sampling.temperature={t}", f"run.root={tmp_path / name}"))
+        configs = [
+            composed(*line, f"sampling.temperature={t}", f"run.root={tmp_path / name}")
             for t in (0, 0.5, 1.0)
         ]
-        groups = [specs] if name == "packed" else [[spec] for spec in specs]
+        groups = [configs] if name == "packed" else [[config] for config in configs]
         for group in groups:
-            backend = build_backend(group[0])
-            points = [build_point(spec, backend, [], {}) for spec in group]
+            backend = build_backend(to_spec(group[0]))
+            points = [point_of(config, backend=backend) for config in group]
             sessions = asyncio.run(execute(points, backend))
             assert {session.status for session in sessions} == {"complete"}
             found.setdefault(name, []).extend(
@@ -102,8 +102,7 @@ def test_a_sweep_ends_with_its_accuracies_by_swept_key_and_over_seeds(tmp_path: 
 
 
 def test_a_point_with_a_folder_of_its_own_is_called_by_that_folder(tmp_path: Path) -> None:
-    spec = to_spec(composed(*ECHO, f"run.dir={tmp_path}/mine"))
-    point = build_point(spec, build_backend(spec), [], {})
+    point = point_of(composed(*ECHO, f"run.dir={tmp_path}/mine"))
     assert point.title == f"{tmp_path}/mine"
     point = replace(point, swept={"run.seed": "3"})
     assert point.title == f"{tmp_path}/mine run.seed=3"
@@ -238,7 +237,8 @@ def test_shards_of_a_sweep_are_processes_that_share_the_rows(tmp_path: Path) -> 
 
 
 def test_a_signal_while_the_model_loads_ends_the_run(tmp_path: Path) -> None:
-    spec = to_spec(composed(*ECHO, f"run.root={tmp_path}"))
+    config = composed(*ECHO, f"run.root={tmp_path}")
+    spec = to_spec(config)
 
     class Slow(type(build_backend(spec))):  # type: ignore[misc]
         async def __aenter__(self) -> object:
@@ -251,7 +251,7 @@ def test_a_signal_while_the_model_loads_ends_the_run(tmp_path: Path) -> None:
     backend = Slow(spec.model)
     before, here.STOP_SECONDS = here.STOP_SECONDS, 0.2
     try:
-        outcome = run_ready([build_point(spec, backend, [], {})], backend, ["{}"])
+        outcome = run_ready([point_of(config, backend=backend)], backend, ["{}"])
     finally:
         here.STOP_SECONDS = before
     assert outcome.status == here.INTERRUPTED
