@@ -32,15 +32,19 @@ from typing import Any
 import others
 import torch
 import vllm_rows
+import yaml
 from measured import card, copy_speed, floor, step_times
 from shapes import RandomBackend, Workload, endless, folder_for, prompts
 from two_pass import two_pass
 
-from components.backends.hf.backend import HfBackend
+from components.backends.hf.backend import KV_TYPES, HfBackend
 from components.backends.hf.slots import packed_linear as packed
 from components.backends.hf.slots import torch_steps as plain
 from components.models.checkpoint import cache_folder, prepare, resolve
+from components.models.loading import LoadableQuantization
 from components.quantization.precision import Precision
+from launch.config.compose import build
+from launch.config.words import CONF
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import ModelSpec, Sampling
 
@@ -85,6 +89,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vllm-python", help="the Python of an environment that has vLLM")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization", default="none", help="a name of conf/quantization/")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_TYPES)
     parser.add_argument("--slots", type=int)
     parser.add_argument("--tokenizer", help="folder; default: SmolLM2's of the installed package")
     parser.add_argument("--repeats", type=int, default=2)
@@ -161,13 +167,24 @@ def backend_of(options: argparse.Namespace, decoder: str = "slots") -> HfBackend
     """The backend under test; random weights unless the shape is smollm2."""
     base = ModelSpec(name="smollm2", path=SMOLLM2)
     arguments = {"device": options.device, "decoder": decoder, "slots": options.slots}
+    if decoder == "slots":
+        arguments["kv_cache_dtype"] = options.kv_cache_dtype
     if options.shape == "smollm2":
-        return HfBackend(base, Precision(options.dtype), **arguments)
+        return HfBackend(base, quantization_of(options), **arguments)
     cache = cache_folder(None)
     known = options.tokenizer or prepare(resolve(base, cache), cache).tokenizer.location
     folder = folder_for(options.shape, Path(known), Path(tempfile.mkdtemp()))
     spec = ModelSpec(name=options.shape, path=str(folder))
-    return RandomBackend(spec, Precision(options.dtype), **arguments)
+    return RandomBackend(spec, quantization_of(options), **arguments)
+
+
+def quantization_of(options: argparse.Namespace) -> LoadableQuantization:
+    """The precision named by --quantization, or else by --dtype."""
+    if options.quantization == "none":
+        return Precision(options.dtype)
+    node = yaml.safe_load((CONF / "quantization" / f"{options.quantization}.yaml").read_text())
+    made: LoadableQuantization = build("quantization", node)
+    return made
 
 
 def requests(load: Workload, shrink: int = 1) -> list[Request]:

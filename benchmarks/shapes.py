@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from components.backends.hf.backend import HfBackend
 from components.backends.hf.processor import has_bfloat16
 from components.decoding.sequence import Limits
+from components.quantization.library import LibraryQuantization
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-1.5b": {
@@ -93,11 +95,22 @@ class RandomBackend(HfBackend):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         size = model.config.get_text_config().hidden_size
         model.get_output_embeddings().weight.data.mul_(_SPREAD / (0.02 * size**0.5))
+        self._quantize(model)
         model.generation_config.eos_token_id = None
         model.train(False)
         if self._device.type == "cpu" and not has_bfloat16():
             model.float()
         return model
+
+    def _quantize(self, model: PreTrainedModel) -> None:
+        """Quantize all linear layers but the output head, as Transformers does while loading."""
+        if not isinstance(self._quantization, LibraryQuantization):
+            return
+        from torchao.quantization import quantize_
+
+        head = model.get_output_embeddings()
+        config = self._quantization.load_kwargs()["quantization_config"].quant_type
+        quantize_(model, config, lambda layer, _: type(layer) is nn.Linear and layer is not head)
 
 
 def endless(backend: HfBackend) -> None:

@@ -170,7 +170,7 @@ class PrefillFrame:
         self._cache.write(layer, self._pages, self._offsets, key, value)
         out = query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1])
         for chunk, mask in self._chunks:
-            keys, values = self._row(layer, chunk)
+            keys, values = (part.to(query.dtype) for part in self._row(layer, chunk))
             span = slice(chunk.start, chunk.start + chunk.count)
             attended = scaled_dot_product_attention(
                 query[:, :, span],
@@ -279,7 +279,7 @@ class DecodeFrame:
         split = query[0].transpose(0, 1).reshape(rows, heads, -1, query.shape[-1])
         parts = []
         for group in self._groups:
-            keys, values = self._read(layer, group)
+            keys, values = (part.to(query.dtype) for part in self._read(layer, group))
             span = scaled_dot_product_attention(
                 split[group.rows], keys, values, attn_mask=group.mask, scale=scale
             )

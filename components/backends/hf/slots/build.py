@@ -1,8 +1,9 @@
 """Builds the scheduler of slots for a model and the memory that is free."""
 
+import dataclasses
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 
 from components.backends.hf.slots.attention import compile_layers
 from components.backends.hf.slots.fit import Layout, fuse_linears
-from components.backends.hf.slots.kv_cache import KVCache, LayerShape, free_memory
+from components.backends.hf.slots.kv_cache import FP8, KVCache, LayerShape, free_memory
 from components.backends.hf.slots.packed_linear import pack
 from components.backends.hf.slots.pages import PageAllocator
 from components.backends.hf.slots.recurrent import (
@@ -42,6 +43,13 @@ class Options:
     pages: int | None = None
     chunk: int | None = None  # prompt tokens of one step
     compile: bool = True  # CUDA: compile the layers
+    kv_cache_dtype: str = "auto"  # auto: the model's; fp8: half of 16 bits
+
+    def as_cached(self, layers: Sequence[LayerShape]) -> tuple[LayerShape, ...]:
+        """The layers' shapes with the type that keys and values are cached in."""
+        if self.kv_cache_dtype == "auto":
+            return tuple(layers)
+        return tuple(dataclasses.replace(layer, dtype=FP8) for layer in layers)
 
 
 def slots_for(options: Options, device: torch.device) -> int:
@@ -61,9 +69,10 @@ def scheduler_factory(
     if states:
         return _recurrent_factory(model, states, allowed, options)
     device = model.device
+    reason = _why_no_graphs(model, layers, allowed)
+    layers = options.as_cached(layers)
     first_slots = slots_for(options, device)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
-    reason = _why_no_graphs(model, layers, allowed)
     if reason is None and options.compile:
         fuse_linears(model)
         compile_layers(model)

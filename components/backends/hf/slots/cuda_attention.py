@@ -1,6 +1,7 @@
 """Attention on CUDA in half precision: flash attention for prompts, our kernel for decoding."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,13 +9,34 @@ import triton
 from torch import Tensor
 
 from components.backends.hf.slots import kernels as step
-from components.backends.hf.slots.kv_cache import KVCache
+from components.backends.hf.slots.kv_cache import FP8, KVCache
 from components.backends.hf.slots.sequences import ActiveSequence
 
 _LOG2E = 1.4426950408889634
-_BLOCK = 64  # tokens that a program reads at a time; pages are multiples of it
-_MIN_PROGRAMS = 512  # programs that fill a GPU of some 130 multiprocessors
-_MAX_SPLITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Programs:
+    """How the kernel's work is cut, as it was fastest on an H200."""
+
+    block: int  # tokens that a program reads at a time; pages are multiples of it
+    warps: int
+    stages: int  # blocks on their way while one is computed
+    enough: int  # programs that fill a GPU of some 130 multiprocessors
+    most_splits: int
+
+    def splits(self, programs: int) -> int:
+        """Splits of a sequence, so that few sequences fill the GPU too; a power of 2."""
+        splits = 1
+        while splits < self.most_splits and programs * splits < self.enough:
+            splits *= 2
+        return splits
+
+
+# Reading 16 bits waits for memory. Reading 8, arithmetic is what takes time: small programs do it
+# in each other's waiting.
+_OF_16_BITS = _Programs(block=64, warps=4, stages=2, enough=512, most_splits=16)
+_OF_8_BITS = _Programs(block=32, warps=1, stages=4, enough=2048, most_splits=32)
 
 
 class PagedDecode:
@@ -41,7 +63,8 @@ class PagedDecode:
         rows, heads = query.shape[1], shape.heads
         group, width = len(query) // heads, self._table.shape[1]
         sizes = {"KEY": shape.key_size, "VALUE": shape.value_size}
-        splits = _splits(rows * heads)
+        programs = _OF_8_BITS if shape.dtype == FP8 else _OF_16_BITS
+        splits = programs.splits(rows * heads)
         out = query.new_empty(rows, len(query), shape.value_size)
         split_sums = split_stats = out
         if splits > 1:
@@ -55,8 +78,9 @@ class PagedDecode:
             query, key, value, keys, values, *self._where, out, split_sums, split_stats,
             *(stride for of in (query, key, value) for stride in (of.stride(1), of.stride(0))),
             width, cache.size, heads, scale * _LOG2E, GROUP=group,
-            ROWS=max(16, triton.next_power_of_2(group)), BLOCK=_BLOCK, SPLITS=splits,
-            **sizes, **lanes, num_warps=4, num_stages=2,
+            ROWS=max(16, triton.next_power_of_2(group)), BLOCK=programs.block, SPLITS=splits,
+            LARGEST=torch.finfo(FP8).max if shape.dtype == FP8 else 0.0,
+            **sizes, **lanes, num_warps=programs.warps, num_stages=programs.stages,
         )  # fmt: skip
         if splits > 1:
             merged = {"VALUE": sizes["VALUE"], "VALUES": lanes["VALUES"], "SPLITS": splits}
@@ -79,7 +103,7 @@ class PagedPrefill:
         self.positions = upload(np.concatenate(new), device)
         self._places = _places(tables, new, cache.size, device)
         self._all: tuple[Tensor, Tensor] | None = None
-        if any(starts):
+        if any(starts) or cache.layers[0].dtype == FP8:  # the same for all rows, cached or new
             whole = [np.arange(end) for end in ends]
             self._all = _places(tables, whole, cache.size, device)
         self._queries = upload(np.cumsum([0, *counts], dtype=np.int32), device)
@@ -94,8 +118,8 @@ class PagedPrefill:
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         if self._all is not None:
             pages, offsets = self._all
-            keys = cache.keys[layer][pages, :, offsets]
-            values = cache.values[layer][pages, :, offsets]
+            keys = cache.keys[layer][pages, :, offsets].to(query.dtype)
+            values = cache.values[layer][pages, :, offsets].to(query.dtype)
         results = torch.ops.aten._flash_attention_forward(
             query[0].transpose(0, 1).contiguous(),
             keys.contiguous(),
@@ -125,11 +149,3 @@ def _places(
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
     """Copy a host array to the device, without waiting for what runs there."""
     return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
-
-
-def _splits(programs: int) -> int:
-    """Splits of a sequence, so that few sequences fill the GPU too; a power of 2."""
-    splits = 1
-    while splits < _MAX_SPLITS and programs * splits < _MIN_PROGRAMS:
-        splits *= 2
-    return splits

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from components.backends.hf.slots.float8_linear import Float8Product, is_float8
 
-class _FusedProduct:
+
+class _PlainProduct:
     """The concatenated weights of layers that are called in turn, and their current product."""
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
@@ -24,11 +26,19 @@ class _FusedProduct:
         self.bias = torch.cat(biases) if biases else None
         self.out: Tensor | None = None
 
+    def __call__(self, input: Tensor) -> Tensor:
+        """The outputs of all layers."""
+        return linear(input, self.weight, self.bias)
+
+    def lend(self, part: nn.Linear, start: int, end: int) -> None:
+        """Make the layer's weight a view of outputs `start` to `end`."""
+        part.weight.data = self.weight[start:end]
+
 
 class _FusedLinear(nn.Linear):
     """One of these layers: the first to be called computes the product, the last frees it."""
 
-    product: _FusedProduct
+    product: _PlainProduct | Float8Product
     place: tuple[int, int]
     first: bool
     last: bool
@@ -36,7 +46,7 @@ class _FusedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """This layer's columns of the product."""
         product = self.product
-        out = linear(input, product.weight, product.bias) if self.first else product.out
+        out = product(input) if self.first else product.out
         assert out is not None
         product.out = None if self.last else out
         start, end = self.place
@@ -61,10 +71,10 @@ class FusedLinears:
 
 
 def _fuse(parts: Sequence[nn.Linear]) -> None:
-    product, start = _FusedProduct(parts), 0
+    product, start = (Float8Product if is_float8(parts[0]) else _PlainProduct)(parts), 0
     for part in parts:
         end = start + part.out_features
-        part.weight.data = product.weight[start:end]
+        product.lend(part, start, end)
         if product.bias is not None:
             part.bias.data = product.bias[start:end]
         fused: Any = part
@@ -92,7 +102,7 @@ class SharedInputs:
                 hook.remove()
 
     def groups(self) -> list[list[nn.Linear]]:
-        """Layers that can be fused, in the order of their calls."""
+        """Layers that can be fused, in the order of their calls; one alone if it gains by it."""
         groups: list[list[nn.Linear]] = []
         before: Tensor | None = None
         for layer, tensor in self._calls:
@@ -106,7 +116,8 @@ class SharedInputs:
         return [
             parts
             for parts in groups
-            if len(parts) > 1 and all(weights.count(id(part.weight)) == 1 for part in parts)
+            if (len(parts) > 1 or is_float8(parts[0]))
+            and all(weights.count(id(part.weight)) == 1 for part in parts)
         ]
 
     def _note(self, layer: nn.Module, tensor: tuple[Any, ...]) -> None:
@@ -120,9 +131,10 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def _alike(layer: nn.Linear, other: nn.Linear) -> bool:
-    """Whether both are plain layers of one kind; adapters and quantized layers are not."""
-    plain = is_plain(layer) and is_plain(other)
+    """Whether both are layers of one kind that can be joined; adapters' layers cannot."""
+    known = (is_plain, is_float8)
+    joinable = any(kind(layer) and kind(other) for kind in known)
     same = (layer.bias is None) == (other.bias is None)
     weights = (layer.weight, other.weight)
     kinds = {(weight.dtype, weight.device, weight.shape[1]) for weight in weights}
-    return plain and same and len(kinds) == 1
+    return joinable and same and len(kinds) == 1

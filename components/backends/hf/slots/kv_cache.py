@@ -12,6 +12,7 @@ from torch import Tensor
 
 from components.backends.hf.slots.pages import Copy
 
+FP8 = torch.float8_e4m3fn  # keys and values are cached in it without scales, as in vLLM
 _GPU_SHARE = 0.88  # of free memory; the rest is for activations
 _CPU_SHARE = 0.5
 
@@ -54,8 +55,9 @@ class KVCache:
 
     def write(self, layer: int, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
         """Write keys and values [1, heads, tokens, size] to offsets within pages."""
-        self.keys[layer][pages, :, offsets] = key[0].transpose(0, 1)
-        self.values[layer][pages, :, offsets] = value[0].transpose(0, 1)
+        dtype = self.layers[layer].dtype
+        self.keys[layer][pages, :, offsets] = as_cached(key[0].transpose(0, 1), dtype)
+        self.values[layer][pages, :, offsets] = as_cached(value[0].transpose(0, 1), dtype)
 
     def gather(self, layer: int, table: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [sequences, heads, tokens, size] in pages [sequences, n]."""
@@ -81,6 +83,14 @@ class KVCache:
     def clear(self) -> None:
         """Free all memory."""
         self.keys, self.values = [], []
+
+
+def as_cached(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in the cache's type; those beyond an 8-bit type become its largest, not NaN."""
+    if dtype == FP8:
+        largest = torch.finfo(FP8).max
+        values = values.clamp(-largest, largest)
+    return values.to(dtype)
 
 
 def independent(copies: Iterable[Copy]) -> list[list[Copy]]:

@@ -23,7 +23,7 @@ class SlotTable:
         self.slots = slots
         self.pages = torch.full((slots, width), scratch_page, dtype=torch.int32, device=device)
         self.positions = torch.zeros(slots, dtype=torch.int64, device=device)  # cached tokens
-        # In which order a kernel starts on the slots: the longest first fill the GPU best.
+        # In which order a kernel starts on the slots, see `_order`.
         self.order = torch.arange(slots, dtype=torch.int32, device=device)
         self.slot_of: dict[ActiveSequence, int] = {}
         self._scratch_page = scratch_page
@@ -74,8 +74,7 @@ class SlotTable:
         if changed:
             computed = np.array([0 if held is None else held.cached.computed for held in target])
             self.positions.copy_(upload(computed, self._device))
-            order = np.argsort(-computed, kind="stable").astype(np.int32)
-            self.order.copy_(upload(order, self._device))
+            self.order.copy_(upload(_order(target, computed), self._device))
         self._on_device = target
         return [(new, slot) for slot in changed if (new := target[slot]) is not None]
 
@@ -118,3 +117,17 @@ class SlotTable:
 
     def _order_by_slot(self) -> None:
         self.order.copy_(torch.arange(self.slots, dtype=torch.int32, device=self._device))
+
+
+def _order(slots: Sequence[ActiveSequence | None], computed: np.ndarray) -> np.ndarray:
+    """In which order a kernel starts on the slots, int32 [slots].
+
+    Sequences that share their first page come one after another, so that the pages that they have
+    in common are read from memory once and from the GPU's own cache after that. The groups with
+    the longest sequences come first, which fills the GPU best.
+    """
+    first = np.array([held.cached.pages[0] if held and held.cached.pages else -1 for held in slots])
+    _, group = np.unique(first, return_inverse=True)
+    longest = np.zeros(group.max() + 1, dtype=computed.dtype)
+    np.maximum.at(longest, group, computed)
+    return np.lexsort((-computed, group, -longest[group])).astype(np.int32)

@@ -99,8 +99,7 @@ class TorchSteps:
         ids = torch.tensor([active.cached.ids[-1] for active in sequences], device=self._device)
         lengths = [len(active.cached.ids) for active in sequences]
         tables = [active.cached.pages for active in sequences]
-        dtype = self.cache.layers[0].dtype
-        frame = DecodeFrame(self.cache, tables, lengths, self._device, dtype)
+        frame = DecodeFrame(self.cache, tables, lengths, self._device, self._model.dtype)
         positions = torch.tensor(lengths, device=self._device) - 1
         logits = self._forward(ids, positions, frame, None)
         for active in sequences:
