@@ -16,7 +16,10 @@ SHARES = (
     *("improved", "no_answer", "truncated", "tag_violations", "marked", "markers"),
 )
 PHASE_SHARES = ("think_", "answer_")  # shares of stop reasons, such as think_eos
-NATS = ("entropy", "entropy_think", "entropy_answer", "entropy_sd")
+NATS = (
+    *("entropy", "entropy_think", "entropy_answer", "entropy_sd"),
+    *("entropy_from", "entropy_to"),  # of a quartile
+)
 P_VALUES = ("p", "p_signs", "p_exact")
 TENTHS = ("tokens", "tokens_think", "tokens_answer", "tokens_per_second", "seconds")
 HEADINGS = {

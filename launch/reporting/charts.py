@@ -13,6 +13,7 @@ import pandas as pd
 
 from launch.reporting import cells
 from launch.reporting.compare import compared
+from launch.reporting.order import in_order, tells_runs
 from launch.reporting.plain import plain, python_values
 from pipeline.analysis import estimates, summary
 from pipeline.analysis.at_k import at_k
@@ -121,8 +122,9 @@ def tables(named: Sequence[tuple[str, Table]]) -> Iterator[Line]:
         about = f"{matched} {_PAIRED}"
         titled = {"title": "The runs on the same samples", "about": about}
         yield titled | as_shown(paired, ["task", *by])
-    kept = [name for name in POINT if _tells(named, name) or name == "task"]
+    kept = [name for name in POINT[1:] if name == "task" or _varies(named, name)]
     kept += dict.fromkeys(name for _, table in named for name in table.by)
+    sides = ["side"] if len(named) > 1 else []
     for title, about, make in (
         ("Passes: means over samples", ABOUT_ERRORS, estimates.passes),
         ("avg@k, pass@k, maj@k: means over examples", _AT_K, at_k),
@@ -136,8 +138,11 @@ def tables(named: Sequence[tuple[str, Table]]) -> Iterator[Line]:
         frame = pd.concat([frame for frame in frames if len(frame)] or frames[:1])
         if frame.empty:
             continue
-        sides = ["side"] if len(named) > 1 else []
-        yield {"title": title, "about": about} | as_shown(frame, [*sides, *kept])
+        if tells_runs(frame, [*sides, *kept]):
+            runs = ["run"]
+        else:
+            runs, frame = [], in_order(frame, kept)
+        yield {"title": title, "about": about} | as_shown(frame, [*sides, *runs, *kept])
 
 
 _TESTS = (
@@ -154,14 +159,7 @@ def _steps(table: Table) -> pd.DataFrame:
     return summary.steps(table, ("run", "step"))
 
 
-def _tells(named: Sequence[tuple[str, Table]], column: str) -> bool:
-    """Whether a column varies; a run's name only where nothing else tells its points apart."""
-    rest = [name for name in POINT if name != "run"]
-    if column == "run":
-        return any(
-            len(table.rows[rest].drop_duplicates()) < len(table.rows[POINT].drop_duplicates())
-            for _, table in named
-        )
+def _varies(named: Sequence[tuple[str, Table]], column: str) -> bool:
     return len({value for _, t in named for value in t.rows[column].dropna().unique()}) > 1
 
 

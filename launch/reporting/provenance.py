@@ -29,6 +29,7 @@ def facts(folder: Path, num_rows: int) -> Facts:
         "revision": model.get("revision"),
         "step": stored.get("step"),
         "dtype": backend.get("dtype") or (spec.get("quantization") or {}).get("dtype"),
+        "backend": (stored.get("identity") or {}).get("backend"),
         "device": backend.get("device"),
         "decoder": backend.get("decoder"),
         "seed": (spec.get("run") or {}).get("seed"),
@@ -40,7 +41,9 @@ def facts(folder: Path, num_rows: int) -> Facts:
         "commit": str(last.get("git") or "")[:SHORT],
         "versions": _versions(last),
     }
-    return {name: str(value) for name, value in known.items() if value not in (None, "")}
+    swept = stored.get("swept")
+    known |= swept if isinstance(swept, dict) else {}
+    return {str(name): str(value) for name, value in known.items() if value not in (None, "")}
 
 
 def _versions(attempt: Mapping[str, Any]) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 
 from launch.reporting import cells
+from launch.reporting.order import in_order, tells_runs
 from launch.reporting.plain import plain
 from launch.running.console import WIDTH
 from pipeline.analysis.table import POINT
 
 KEYS = (*POINT, "pass", "cue", "k", "quartile", "by")
-PLACES = ("task", "model", "temperature", "step")
 
 
 def show(title: str, frame: pd.DataFrame, by: Sequence[str] = (), wide: bool = False) -> None:
@@ -24,9 +24,9 @@ def show(title: str, frame: pd.DataFrame, by: Sequence[str] = (), wide: bool = F
     """
     useful = frame.dropna(axis=1, how="all")
     constant = [n for n in ("task", "model", "temperature", "control") if _constant(useful, n)]
-    hidden = constant if _tells_runs(useful, by) else [*constant, "run"]
+    hidden = constant if tells_runs(useful, by) else [*constant, "run"]
     if "run" in hidden:
-        useful = _in_order(useful, by)
+        useful = in_order(useful, by)
     useful = useful.drop(columns=hidden, errors="ignore")
     if not len(useful):
         return
@@ -72,29 +72,6 @@ def _width(columns: Sequence[Sequence[str]]) -> int:
 def _aligned(column: Sequence[str], left: bool) -> list[str]:
     width = max(map(len, column))
     return [text.ljust(width) if left else text.rjust(width) for text in column]
-
-
-def _tells_runs(frame: pd.DataFrame, by: Sequence[str]) -> bool:
-    """Whether the run's name tells lines apart that are alike in everything else."""
-    if "run" not in frame:
-        return False
-    places = [name for name in (*PLACES, *by) if name in frame]
-    alone = len(frame[["run"]].drop_duplicates()) == 1
-    return not alone and len(frame[places].drop_duplicates()) < len(
-        frame[["run", *places]].drop_duplicates()
-    )
-
-
-def _in_order(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Lines by what tells their points apart; numbers that stand there as text are numbers."""
-    places = [name for name in (*PLACES, *by) if name in frame]
-    return frame.sort_values(places, key=_as_numbers, kind="stable") if places else frame
-
-
-def _as_numbers(column: pd.Series) -> pd.Series:
-    plain_values = column.astype(object)
-    numbers = pd.to_numeric(plain_values, errors="coerce")
-    return plain_values.astype(str) if (numbers.isna() & column.notna()).any() else numbers
 
 
 def _constant(frame: pd.DataFrame, name: str) -> bool:

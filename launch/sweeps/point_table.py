@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 
@@ -12,10 +13,13 @@ from launch.sweeps.points import SweepPoint, rows_of
 from pipeline.analysis.row_files import find
 from pipeline.analysis.summary import passes
 from pipeline.analysis.table import load
-from pipeline.run.point import Point
 from pipeline.store.row_index import parts_of
 
 SEED = "run.seed"
+JUDGED_OTHERWISE = (
+    "{}: {} rows were judged by other settings of the task than this sweep's; "
+    "`launch/summarize.py --recompute` judges all of them alike"
+)
 
 
 def print_points(members: Sequence[SweepPoint], failures: Mapping[str, str]) -> int:
@@ -35,41 +39,55 @@ def print_points(members: Sequence[SweepPoint], failures: Mapping[str, str]) -> 
             reasons.append(f"{state}{', but' if state == 'done' else ''}: {member.name}: {why}")
     console = table_console()
     console.print(table)
-    if len(members) > 1 and (accuracies := accuracy_table(members)):
-        console.print(accuracies)
+    if len(members) > 1:
+        judged = [(member, found) for member in members if (found := judged_rows(member))]
+        if judged:
+            keys = [key for key in swept([member.setup for member in members]) if key != SEED]
+            console.print(accuracy_table(judged, keys))
+        reasons += [
+            JUDGED_OTHERWISE.format(m.name, f.num_others) for m, f in judged if f.num_others
+        ]
     for line in reasons:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     states = {state_of(member, failures) for member in members}
     return 0 if states <= {"done", "skipped"} and not failures else 1
 
 
-def accuracy_table(members: Sequence[SweepPoint]) -> Table | None:
-    """The accuracy of every pass, by what the sweep varies, as the mean over `run.seed`.
+@dataclass(frozen=True, slots=True)
+class JudgedRows:
+    """What the rows of a point say: accuracy by pass, and how many another grader judged."""
 
-    Points without rows are left out; None where no point has any.
-    """
-    keys = [key for key in swept([member.setup for member in members]) if key != SEED]
-    groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
-    for member in members:
-        if member.point and (accuracies := _accuracies(member.point)):
-            groups.setdefault(_values(member, keys), []).append(accuracies)
-    names = sorted({name for group in groups.values() for point in group for name in point})
-    if not names:
+    accuracies: dict[str, float]
+    num_others: int
+
+
+def judged_rows(member: SweepPoint) -> JudgedRows | None:
+    """The verdicts of a point's rows; None where there are none."""
+    point = member.point
+    paths = [point.rows_path, *parts_of(point.rows_path)] if point else []
+    paths = [path for path in paths if path.exists() and path.stat().st_size]
+    if point is None or not paths:
         return None
-    table = Table(title="accuracy, mean over seeds", title_style="")
+    rows = load(find(paths), workers=1)
+    lines = passes(rows, by=("pass",)).to_dict("records")
+    known = {line["pass"]: line["accuracy"] for line in lines if not math.isnan(line["accuracy"])}
+    graders = rows.rows["grader"].dropna()
+    return JudgedRows(known, int((graders != point.grader).sum())) if known else None
+
+
+def accuracy_table(judged: Sequence[tuple[SweepPoint, JudgedRows]], keys: Sequence[str]) -> Table:
+    """The accuracy of every pass by the values of `keys`: the mean over points that share them."""
+    groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
+    for member, found in judged:
+        groups.setdefault(_values(member, keys), []).append(found.accuracies)
+    names = sorted({name for group in groups.values() for point in group for name in point})
+    title = "accuracy, mean over seeds"
+    table = Table(title=title, title_style="", min_width=len(title))
     for name in (*keys, "points", *names):
         table.add_column(name, overflow="fold")
     for values, group in groups.items():
         table.add_row(*values, str(len(group)), *(_mean(group, name) for name in names))
     return table
-
-
-def _accuracies(point: Point) -> dict[str, float]:
-    paths = [p for p in (point.rows_path, *parts_of(point.rows_path)) if p.exists()]
-    if not any(path.stat().st_size for path in paths):
-        return {}
-    rows = passes(load(find(paths), workers=1), by=("pass",)).to_dict("records")
-    return {row["pass"]: row["accuracy"] for row in rows if not math.isnan(row["accuracy"])}
 
 
 def _values(member: SweepPoint, keys: Sequence[str]) -> tuple[str, ...]:

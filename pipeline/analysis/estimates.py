@@ -196,7 +196,10 @@ def odds_ratio(success: Any, entropy: Any, clusters: Any) -> dict[str, Any]:
 
 
 def entropy_quartiles(table: Table) -> pd.DataFrame:
-    """Accuracy of every pass by the quartile of its own entropy; equal edges are joined."""
+    """Accuracy of every pass by the quartile of its own entropy; equal edges are joined.
+
+    `entropy_from` and `entropy_to` are the least and the greatest entropy in a quartile.
+    """
     keys = _pass_keys(table)
     known = table.passes["entropy"].notna() & table.passes["correct"].notna()
     joined = table.joined(["pass", "cue", "entropy", "correct"], known, _owner(table))
@@ -211,10 +214,11 @@ def entropy_quartiles(table: Table) -> pd.DataFrame:
             name = QUARTILES[number] if last == 3 else f"{number + 1} of {last + 1}"
             lines.append(
                 dict(zip(keys, names, strict=True))
-                | {"quartile": name, "low": part["entropy"].min(), "high": part["entropy"].max()}
+                | {"quartile": name, "entropy_from": part["entropy"].min()}
+                | {"entropy_to": part["entropy"].max()}
                 | {"rows": len(part), "accuracy": mean, "accuracy_se": error}
             )
-    columns = ["quartile", "low", "high", "rows", "accuracy", "accuracy_se"]
+    columns = ["quartile", "entropy_from", "entropy_to", "rows", "accuracy", "accuracy_se"]
     return pd.DataFrame(lines, columns=[*keys, *columns])
 
 

@@ -105,7 +105,10 @@ def test_accuracy_falls_into_quartiles_of_entropy(tmp_path: Path) -> None:
     assert found["quartile"].tolist() == ["lowest", "second", "third", "highest"]
     assert found["rows"].tolist() == [2, 2, 2, 2]
     assert found["accuracy"].tolist() == [1.0, 0.5, 0.0, 0.0]
-    assert (found["low"].tolist(), found["high"].tolist()) == ([0, 2, 4, 6], [1, 3, 5, 7])
+    assert (found["entropy_from"].tolist(), found["entropy_to"].tolist()) == (
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+    )
 
 
 def test_equal_entropies_share_a_part(tmp_path: Path) -> None:

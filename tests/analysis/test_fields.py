@@ -25,7 +25,7 @@ NOT_FROM_ECHO = {
     "backfilled",
     "error",
 }
-NOT_FROM_ECHO |= {"grading"}
+NOT_FROM_ECHO |= {"grading", "scored"}
 
 
 def told(section: str) -> dict[str, str]:

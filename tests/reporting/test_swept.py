@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from launch import report
 from launch.reporting.swept import swept_columns
 from launch.summarize import main
 from tests.fakes.stored_rows import write_rows
+from tests.reporting.test_report import unpacked
 
 
 def run_folder(folder: Path, overrides: list[str], swept: Any, right: bool = True) -> Path:
@@ -50,6 +52,19 @@ def test_folders_that_no_sweep_tells_apart_are_told_by_their_lines(tmp_path: Pat
 def test_a_record_that_says_anything_else_is_data(tmp_path: Path, swept: Any) -> None:
     folders = [run_folder(tmp_path / n, [f"run.seed={n}"], swept) for n in "12"]
     assert swept_columns(folders) == {"run.seed": ["1", "2"]}
+
+
+def test_pages_say_which_folder_holds_which_values(tmp_path: Path) -> None:
+    for name, top_p in (("x-b45f50", "0.95"), ("x-914f10", "0.8")):
+        run_folder(tmp_path / name, [f"sampling.top_p={top_p}"], {"sampling.top_p": top_p})
+    assert report.main([str(tmp_path), "-o", str(tmp_path / "r.html")]) == 0
+    index = unpacked(tmp_path / "r.html")["index"]
+    found = index["runs"][0]["provenance"]
+    assert found["columns"] == ["folder", "sampling.top_p"]
+    assert [values[1] for values in found["rows"]] == ["0.8", "0.95"]
+    passes = next(table for table in index["tables"] if table["title"].startswith("Passes"))
+    assert passes["columns"][:2] == ["task", "sampling.top_p"]
+    assert [row[1] for row in passes["rows"]] == ["0.8", "0.95"]
 
 
 def test_tables_name_swept_keys_in_their_order_and_no_folders(

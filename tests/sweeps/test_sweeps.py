@@ -101,6 +101,14 @@ def test_a_sweep_ends_with_its_accuracies_by_swept_key_and_over_seeds(tmp_path: 
     assert "sampling.temperature=0.3 run.seed=2" in summary
 
 
+def test_a_sweep_over_rows_that_other_settings_judged_says_so(tmp_path: Path) -> None:
+    line = ["-m", "task=qa", "backend=echo", "run.limit=2", "run.seed=1,2", f"run.root={tmp_path}"]
+    assert "were judged by" not in run(*line).stdout
+    again = run(*line, "task.grader=exact").stdout
+    assert again.count("2 rows were judged by other settings of the task than this sweep's") == 2
+    assert "run.seed=2: 2 rows" in again and "--recompute" in again
+
+
 def test_a_point_with_a_folder_of_its_own_is_called_by_that_folder(tmp_path: Path) -> None:
     point = point_of(composed(*ECHO, f"run.dir={tmp_path}/mine"))
     assert point.title == f"{tmp_path}/mine"
