@@ -45,6 +45,14 @@ class ChosenModel:
         stored = read_json(config).get("quantization_config") if config else None
         return str(stored.get("quant_method", stored)) if isinstance(stored, dict) else None
 
+    def require_memory(self, to: str) -> None:
+        """Refuse a model that has no memory of the kind of our architecture. Raises SpecError."""
+        if not (self.checkpoint.architecture or "").endswith(".memory_transformer"):
+            raise SpecError(
+                f"to={to} must have a memory-augmented model, and {self.spec.path} has no memory: "
+                "take to=safetensors"
+            )
+
     def load(self, device: str = "cpu") -> "PreTrainedModel":
         """The model, its adapter merged; the same weights that a run computes with.
 
@@ -74,9 +82,10 @@ class ChosenModel:
                 model.save_pretrained(folder)
         except (NotImplementedError, ValueError, RuntimeError) as error:
             raise SpecError(f"the weights of {self.spec.name} cannot be saved: {error}") from error
-        self._copy_texts(folder)
+        self.copy_texts(folder)
 
-    def _copy_texts(self, folder: Path) -> None:
+    def copy_texts(self, folder: Path) -> None:
+        """Copy what stands beside weights: tokenizer, template, generation config, code."""
         ready = prepare(self.checkpoint, self.cache)
         weights = local_folder(ready.weights)
         if weights:

@@ -1,21 +1,13 @@
 """A model with weights that a library has quantized, as a folder that loads as it is."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.exports.chosen_model import ChosenModel
-from components.models.checkpoint import Checkpoint, Source
+from components.exports.reloading import difference_when_reloaded, logits_of
 from components.quantization.precision import Precision
 from pipeline.spec import SpecError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-_CLOSE = 1e-3  # of a logit; on one device the reloaded weights give the same ones
-_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +51,8 @@ class Quantized:
 
         model = chosen.load(self.device)
         chosen.save(model, folder)
-        report = weights_report(model)
-        expected = _logits(model)
+        report, expected = weights_report(model), logits_of(model)
         del model
-        found = _logits(_saved(chosen, folder).load(self.device))
-        difference = float((found - expected).abs().max())
-        if not difference <= _CLOSE:
-            raise SpecError(
-                f"quantization={chosen.quantization.name} does not survive being saved: the "
-                f"reloaded model's logits are {difference:.3g} off. Quantize while loading instead"
-            )
+        what = f"quantization={chosen.quantization.name}"
+        difference = difference_when_reloaded(chosen, folder, expected, what, self.device)
         return {"weights": report, "reloaded_logits_differ_by": difference}
-
-
-def _saved(chosen: ChosenModel, folder: Path) -> ChosenModel:
-    source = Source("folder", str(folder))
-    as_it_is: Any = Precision()
-    checkpoint = Checkpoint(source, source, 0, {}, architecture=chosen.checkpoint.architecture)
-    return dataclasses.replace(chosen, checkpoint=checkpoint, quantization=as_it_is)
-
-
-def _logits(model: "PreTrainedModel") -> "Tensor":
-    """Logits [tokens, vocabulary] of a few ids, in float32 on the processor."""
-    import torch
-
-    ids = torch.arange(_TOKENS, device=model.device)[None]
-    forward: Any = model
-    with torch.inference_mode():
-        logits: Tensor = forward(input_ids=ids).logits[0].float().cpu()
-    return logits

@@ -13,9 +13,9 @@ from components.models.converted_folder import converted_folder
 from components.models.weight_files import read_json
 from pipeline.spec import SpecError
 
-KINDS = ("bdh", "mini_llm", "memory_transformer")
+KINDS = ("bdh", "mini_llm", "memory_transformer", "memory_parts")
 _CONVERTERS = "components.models.converters"
-_VERSION = 1  # of the conversions; a higher number converts again
+_VERSION = 2  # of the conversions; a higher number converts again
 
 
 def foreign_kind(path: Path) -> str | None:
@@ -32,7 +32,8 @@ def foreign_kind(path: Path) -> str | None:
         "mini_llm": values.get("model_type") == "mini-llm"
         or (not values and (folder / "ckpt.pt").is_file()),
         "memory_transformer": path.is_dir() and _has_memory_groups(folder / "config.yaml"),
-        "Transformers": values.get("model_type") not in (None, "bdh", "mini-llm"),
+        "memory_parts": values.get("model_type") == "memory_parts",
+        "Transformers": values.get("model_type") not in (None, "bdh", "mini-llm", "memory_parts"),
     }
     kinds = [kind for kind, sign in signs.items() if sign]
     if len(kinds) > 1:
@@ -45,7 +46,10 @@ def foreign_kind(path: Path) -> str | None:
 
 def architecture_of_kind(kind: str) -> str | None:
     """The module that registers a kind's model class; None where it becomes a usual one."""
-    return None if kind == "mini_llm" else f"components.models.architectures.{kind}"
+    if kind == "mini_llm":
+        return None
+    name = "memory_transformer" if kind == "memory_parts" else kind
+    return f"components.models.architectures.{name}"
 
 
 def folder_of_foreign(path: Path, kind: str, content: str, cache: Path) -> Path:
@@ -63,18 +67,21 @@ def folder_of_foreign(path: Path, kind: str, content: str, cache: Path) -> Path:
     name = path.name if path.is_dir() else f"{path.parent.name}-{path.stem}"
     target = cache / "models" / f"{kind}-{name}-{content[:16]}-v{_VERSION}"
     try:
-        return converted_folder(target, str(path), lambda folder: _convert(path, kind, folder))
+        return converted_folder(
+            target, str(path), lambda folder: _convert(path, kind, folder, cache)
+        )
     except OSError as error:
         raise SpecError(
             f"{path} could not be converted into run.cache_dir={str(cache)!r}: {error}"
         ) from error
 
 
-def _convert(path: Path, kind: str, folder: Path) -> None:
+def _convert(path: Path, kind: str, folder: Path, cache: Path) -> None:
     from safetensors.torch import save_file
 
     converter: Any = importlib.import_module(f"{_CONVERTERS}.{kind}")
-    config, state = converter.convert(path)
+    needed = (path, cache) if kind == "memory_parts" else (path,)  # it loads a base
+    config, state = converter.convert(*needed)
     folder.mkdir()
     config.save_pretrained(folder)
     tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}

@@ -1,5 +1,6 @@
 """Which tensors of a checkpoint became weights of the model, and which did not."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,6 +36,18 @@ def refuse_incomplete(loading: Mapping[str, Any], location: str) -> None:
     if sentences:
         rule = "name a checkpoint with exactly the weights that its config.json describes"
         raise SpecError(f"model.path must {rule}; of {location}: {'; '.join(sentences)}")
+
+
+def tensors_hash(tensors: Mapping[str, Any]) -> str:
+    """SHA-256 over the names, types and bytes of tensors, whatever files they lie in."""
+    import torch
+
+    content = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        content.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        content.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return content.hexdigest()
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 import yaml
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from components.models.architectures.memory_transformer import (
-    MemoryTransformerConfig,
     MemoryTransformerForCausalLM,
 )
 from components.models.architectures.outputs import CACHE, cache_of
 from components.models.converters.memory_transformer import convert
 from components.models.foreign_checkpoints import foreign_kind
 from components.models.memory.bank import ChapteredBank
+from components.models.memory.quantized_rows import dequantize_rows, quantize_rows
 from components.models.memory.routing import (
     Choice,
     HybridRouter,
@@ -28,46 +28,7 @@ from components.models.memory.routing import (
     create_inference_router,
 )
 from pipeline.spec import SpecError
-
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
-CHAPTERS = {
-    "use_chapters": True,
-    "num_memory_tokens": 40,
-    "num_chapters": 10,
-    "top_k_chapters": 3,
-    "num_shared_chapters": 2,
-    "routed_scaling_factor": 2.5,
-    "memory_layer_placement": "custom",
-    "memory_layer_indices": [0, 2],
-}
-
-
-def model(
-    adapter: bool = True, seed: int = 0, vocabulary: int = 61, **memory: Any
-) -> MemoryTransformerForCausalLM:
-    kind: Any = Qwen2Config if adapter else LlamaConfig
-    backbone = kind(**SIZES | {"vocab_size": vocabulary}, tie_word_embeddings=not adapter)
-    config = MemoryTransformerConfig(
-        backbone=backbone.to_diff_dict() | {"model_type": backbone.model_type},
-        memory={"num_memory_tokens": 12, **memory},
-        adapter=adapter,
-    )
-    config._attn_implementation = "eager"
-    torch.manual_seed(seed)
-    made = MemoryTransformerForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            wide = 0.3 if "norm" not in name else 0.1
-            weight.copy_(torch.randn_like(weight) * wide + (1.0 if "norm" in name else 0.0))
-    return made
+from tests.fakes.memory_models import CHAPTERS, SIZES, model, written
 
 
 def ids_of(count: int, seed: int = 1) -> Tensor:
@@ -365,33 +326,6 @@ def test_a_router_that_cannot_be_is_refused(
         create_inference_router(linear(), strategy, choice, window)
 
 
-def written(folder: Path, made: MemoryTransformerForCausalLM, **state: Tensor) -> Path:
-    """A checkpoint folder as the original writes it; its backbone's config lies in `base`."""
-    folder.mkdir(parents=True)
-    group: dict[str, Any] = {"base_model_name": str(folder.parent / "base")}
-    if made.config.adapter:
-        made.backbone.config.save_pretrained(folder.parent / "base")
-    else:
-        names = ("vocab_size", "num_layers", "num_heads", "num_kv_heads")
-        ours = ("vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-        group = {n: SIZES[o] for n, o in zip(names, ours, strict=True)}
-        group |= {"hidden_dim": 32, "intermediate_dim": 48, "max_seq_len": 4096}
-    memory = dict(made.config.memory)
-    groups = {"model": group, "memory": memory, "training": {"lr": 1e-4}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(groups))
-    theirs = {_theirs(k, made.config.adapter): v for k, v in made.state_dict().items()}
-    torch.save(theirs | state, folder / "model.pt")
-    return folder
-
-
-def _theirs(name: str, adapter: bool) -> str:
-    if adapter:
-        return name.replace("backbone.", "base_model.") if name.startswith("backbone.") else name
-    if name.startswith("memory_adapters."):
-        return name.replace("memory_adapters.", "layers.")
-    return name.removeprefix("backbone.").removeprefix("model.")
-
-
 @pytest.mark.parametrize("adapter", [True, False], ids=["adapter", "from scratch"])
 def test_a_checkpoint_folder_gives_the_same_model(tmp_path: Path, adapter: bool) -> None:
     variant = {} if adapter else {"memory_block_variant": "B"}
@@ -432,7 +366,9 @@ def test_lora_updates_are_merged_and_biases_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_quantized_bank_is_read_as_its_numbers(tmp_path: Path, bits: int) -> None:
+def test_a_quantized_bank_is_read_as_its_numbers_and_stays_quantized(
+    tmp_path: Path, bits: int
+) -> None:
     made = model(memory_quant_bits=bits)
     bank = made.state_dict()["memory_banks.0.memory"]
     most = 127 if bits == 8 else 7
@@ -447,7 +383,68 @@ def test_a_quantized_bank_is_read_as_its_numbers(tmp_path: Path, bits: int) -> N
     saved = torch.load(folder / "model.pt", weights_only=True)
     del saved[f"{prefix}memory"]
     torch.save(saved, folder / "model.pt")
-    torch.testing.assert_close(convert(folder)[1][f"{prefix}memory"], whole * scales)
+    config, state = convert(folder)
+    assert config.settings().quantize_memory and f"{prefix}memory" not in state
+    loaded = MemoryTransformerForCausalLM(config)
+    loaded.load_state_dict(state)
+    torch.testing.assert_close(loaded.memory_banks["0"](), whole * scales)
+    rows = torch.tensor([3, 1])
+    assert torch.equal(loaded.memory_banks["0"](rows), loaded.memory_banks["0"]()[rows])
+
+
+def test_a_bank_that_was_spelled_out_when_it_was_quantized_is_read(tmp_path: Path) -> None:
+    made = model(use_low_rank_memory=True, memory_rank=8)
+    folder = written(tmp_path / "m", made)
+    saved = torch.load(folder / "model.pt", weights_only=True)
+    whole = saved.pop("memory_banks.0.A") @ saved.pop("memory_banks.0.B").T
+    stored, scales = quantize_rows(whole, 8)
+    saved |= {"memory_banks.0.quantized_memory": stored, "memory_banks.0.scales": scales}
+    torch.save(saved, folder / "model.pt")
+    config, state = convert(folder)
+    loaded = MemoryTransformerForCausalLM(config)
+    loaded.load_state_dict(state)
+    error = loaded.memory_banks["0"]() - whole
+    assert (error.abs() <= 0.5001 * scales).all()
+
+
+def test_a_key_of_training_does_not_quantize_what_is_stored_plainly(tmp_path: Path) -> None:
+    folder = written(tmp_path / "q", model())
+    groups = yaml.safe_load((folder / "config.yaml").read_text())
+    groups["memory"]["quantize_memory"] = True
+    (folder / "config.yaml").write_text(yaml.safe_dump(groups))
+    config, state = convert(folder)
+    assert not config.settings().quantize_memory and "memory_banks.0.memory" in state
+
+
+@pytest.mark.parametrize(("bits", "measured"), [(8, 0.005), (4, 0.096)])
+@pytest.mark.parametrize("width", [32, 512])
+def test_rows_are_off_by_what_the_theory_says(bits: int, measured: float, width: int) -> None:
+    rows = torch.randn(4000, width, generator=torch.Generator().manual_seed(0))
+    stored, scales = quantize_rows(rows, bits)
+    back = dequantize_rows(stored, scales, torch.float32)
+    assert stored.numel() == rows.numel() * bits // 8
+    assert ((back - rows).abs() <= 0.5001 * scales).all()
+    error = ((back - rows).norm() / rows.norm()).item()
+    theory = ((scales**2).mean() / 12).sqrt().item()  # steps of one scale, evenly filled
+    assert error == pytest.approx(theory, rel=0.02)
+    if width == 32:
+        assert error == pytest.approx(measured, rel=0.1 if bits == 8 else 0.02)
+
+
+def test_a_quantized_bank_is_read_in_the_models_type(tmp_path: Path) -> None:
+    made = model(**CHAPTERS, quantize_memory=True, memory_quant_bits=4)
+    stored, scales = quantize_rows(torch.randn(40, 32), 4)
+    bank: Any = made.memory_banks["0"]
+    bank.base_bank.quantized_memory, bank.base_bank.memory_scales = stored, scales
+    made.save_pretrained(tmp_path / "m")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.bfloat16)
+    inner = loaded.memory_banks["0"].base_bank
+    assert (inner.quantized_memory.dtype, inner.memory_scales.dtype) == (torch.uint8, torch.float32)
+    assert torch.equal(inner.memory_scales, scales)
+    with torch.inference_mode():
+        found, exact = (m(ids_of(20)[None]).logits[0].float() for m in (loaded, made))
+    assert loaded(ids_of(3)[None]).logits.dtype == torch.bfloat16
+    assert float((found - exact).norm() / exact.norm()) < 0.1
 
 
 def test_weights_and_keys_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:

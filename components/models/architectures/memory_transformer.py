@@ -55,7 +55,8 @@ _MIRRORED = (
 class MemoryTransformerConfig(PretrainedConfig):
     """The backbone's own config, and the original's `memory` group.
 
-    `adapter` tells an adapter of a pretrained backbone from a model trained whole.
+    `adapter` tells an adapter of a pretrained backbone from a model trained whole; `base` is what
+    its training called that backbone.
     """
 
     model_type = "memory_transformer"
@@ -65,12 +66,14 @@ class MemoryTransformerConfig(PretrainedConfig):
         backbone: dict[str, Any] | None = None,
         memory: dict[str, Any] | None = None,
         adapter: bool = True,
+        base: str | None = None,
         use_cache: bool = True,
         **kwargs: Any,
     ) -> None:
         self.backbone = backbone or {"model_type": "llama"}
         self.memory = memory or {}
         self.adapter = adapter
+        self.base = base
         self.use_cache = use_cache
         own = self.backbone_config
         kwargs.setdefault("tie_word_embeddings", own.tie_word_embeddings)
@@ -197,6 +200,7 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
+    _keep_in_fp32_modules_strict = ["memory_scales", "A_scales", "B_scales"]  # of quantized banks
 
     def __init__(self, config: MemoryTransformerConfig) -> None:
         super().__init__(config)
@@ -316,12 +320,12 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         bank: Any = self.memory_banks[str(self.settings.banks[layer])]
         attention = block.memory_attn
         if not self.settings.use_chapters:
-            added = attention(normed, bank().unsqueeze(0))
+            added = attention(normed, bank(dtype=normed.dtype).unsqueeze(0))
         elif self.settings.routing_strategy_inference == "token":
             added = self._by_token(layer, attention, normed, routed_on, bank)
         else:
             chosen = self._select(layer, routed_on)
-            added = attention(normed, self._mixed(bank, chosen))
+            added = attention(normed, self._mixed(bank, chosen, normed.dtype))
         hidden = hidden + added
         if hasattr(block, "post_memory_mlp"):
             hidden = hidden + block.post_memory_mlp(block.post_memory_layernorm(hidden))
@@ -334,7 +338,7 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         shared = None
         if self.choice.shared:
             first = torch.arange(self.choice.shared, device=normed.device)
-            shared = bank(first).flatten(0, 1).unsqueeze(0)
+            shared = bank(first, normed.dtype).flatten(0, 1).unsqueeze(0)
         weights = routed.weights * self.choice.scale
         return attention.by_token(normed, shared, bank, routed.chapters, weights)
 
@@ -359,9 +363,9 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         linear: nn.Linear = router.router
         return linear
 
-    def _mixed(self, bank: Any, chosen: Selection) -> Tensor:
+    def _mixed(self, bank: Any, chosen: Selection, dtype: torch.dtype) -> Tensor:
         """The chosen chapters' tokens [batch, tokens, width], times their chapters' weights."""
-        tokens = bank(chosen.chapters)  # [batch, chapters, length, width]
+        tokens = bank(chosen.chapters, dtype)  # [batch, chapters, length, width]
         shared = self.choice.shared
         if self.settings.normalize_shared_routed_before_mixing and shared:
             parts = (tokens[:, :shared], tokens[:, shared:])

@@ -2,8 +2,7 @@
 
 A folder (`checkpoint-<step>`, `best_model`, `final_model`) has `config.yaml` with the groups
 `model`, `memory` and `training`, and a plain state dict in `model.pt`, `model.safetensors` or
-`pytorch_model.bin`, looked for in this order. LoRA updates are merged; quantized banks become
-numbers again.
+`pytorch_model.bin`, looked for in this order. LoRA updates are merged; quantized banks stay so.
 """
 
 from collections.abc import Mapping
@@ -55,7 +54,8 @@ def convert(folder: Path) -> tuple[MemoryTransformerConfig, dict[str, Tensor]]:
     saved = read(path)
     if not isinstance(saved, Mapping):
         raise SpecError(f"{path} must hold a state dict, got {type(saved)}")
-    state = _spelled_out(_merged(unwrapped(saved, path), settings, path), settings)
+    state = _with_scales(_merged(unwrapped(saved, path), settings, path))
+    config.memory = _as_stored(config.memory, state)
     state = {_ours(name, config.adapter): tensor for name, tensor in state.items()}
     state = {name: tensor for name, tensor in state.items() if not name.endswith(".inv_freq")}
     with torch.device("meta"):
@@ -65,7 +65,7 @@ def convert(folder: Path) -> tuple[MemoryTransformerConfig, dict[str, Tensor]]:
         shapes.pop("backbone.lm_head.weight")
         state.pop("backbone.lm_head.weight", None)
     demand(state, shapes, path)
-    config.dtype = next(iter(state.values())).dtype
+    config.dtype = next(tensor.dtype for tensor in state.values() if tensor.is_floating_point())
     return config, state
 
 
@@ -104,6 +104,7 @@ def _config(groups: dict[str, Any], folder: Path) -> MemoryTransformerConfig:
         backbone=backbone.to_diff_dict() | {"model_type": backbone.model_type},
         memory=memory,
         adapter=base is not None,
+        base=base,
         architectures=["MemoryTransformerForCausalLM"],
     )
 
@@ -158,30 +159,32 @@ def _merged(state: dict[str, Tensor], settings: MemorySettings, path: Path) -> d
     return plain
 
 
-def _spelled_out(state: dict[str, Tensor], settings: MemorySettings) -> dict[str, Tensor]:
-    """The state with quantized banks as numbers: each row is its integers times its scale.
-
-    Two 4-bit integers share a byte, that of the even column in the low half.
-    """
-    spelled = {}
+def _with_scales(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state with the scales of quantized banks by our name, as [rows, 1] in float32."""
+    renamed = {}
     for name, tensor in state.items():
-        if name.endswith(".scales"):
-            continue
-        if not name.endswith(".quantized_memory"):
-            spelled[name] = tensor
-            continue
-        prefix = name.removesuffix("quantized_memory")
-        whole = tensor if settings.memory_quant_bits == 8 else _nibbles(tensor)
-        scales = state[f"{prefix}scales"].float().reshape(-1, 1)
-        spelled[f"{prefix}memory"] = whole.float() * scales
-    return spelled
+        prefix = name.removesuffix("scales")
+        if prefix != name and f"{prefix}quantized_memory" in state:
+            renamed[f"{prefix}memory_scales"] = tensor.float().reshape(-1, 1)
+        else:
+            renamed[name] = tensor
+    return renamed
 
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """Signed 4-bit integers [rows, 2 * bytes] of bytes [rows, bytes]."""
-    low, high = packed.int() & 15, (packed.int() >> 4) & 15
-    both = torch.stack((low, high), dim=-1).flatten(-2)
-    return torch.where(both > 7, both - 16, both)
+def _as_stored(memory: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
+    """The `memory` group with what the weights say of quantization, whatever training was told.
+
+    Signed bytes are 8 bit, others two numbers of 4. The original spells factors out before it
+    quantizes, so that a quantized bank is whole.
+    """
+    stored = [tensor for name, tensor in state.items() if name.endswith(".quantized_memory")]
+    if not stored:
+        return memory | {"quantize_memory": False}
+    bits = 8 if stored[0].dtype == torch.int8 else 4
+    whole = {"quantize_memory": True, "memory_quant_bits": bits}
+    if memory.get("low_rank_mode", "factorized") == "factorized":
+        whole["use_low_rank_memory"] = False
+    return memory | whole
 
 
 def _ours(name: str, adapter: bool) -> str:

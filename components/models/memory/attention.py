@@ -74,7 +74,7 @@ class MemoryAttention(nn.Module):
         mixed = torch.zeros_like(flat)
         for chapter in chapters.unique().tolist():
             token, slot = (chapters.flatten(0, 1) == chapter).nonzero(as_tuple=True)
-            tokens = bank(torch.tensor([chapter], device=hidden.device))
+            tokens = bank(torch.tensor([chapter], device=hidden.device), hidden.dtype)
             own = flat[token].transpose(0, 1).unsqueeze(0)  # [1, heads, tokens, size]
             part = self._attend(own, *self.keys_and_values(tokens))[0].transpose(0, 1)
             share = weights.flatten(0, 1)[token, slot].to(part.dtype)
