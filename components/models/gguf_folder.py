@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from components.models.converted_folder import converted_folder
-from components.models.gguf_header import shards_of
+from components.models.gguf_header import read_header, shards_of
+from components.models.gguf_rest import refuse_unread, scale_rotation
 from components.models.gguf_rewriting import rewritten
 from components.models.tensors import refuse_incomplete
 from pipeline.spec import SpecError
 
-_VERSION = 2  # of the conversion; a higher number converts again
+if TYPE_CHECKING:
+    import torch
+
+_VERSION = 3  # of the conversion; a higher number converts again
 
 
 def folder_for(gguf: Path, content: str, cache: Path) -> Path:
@@ -29,7 +33,7 @@ def folder_for(gguf: Path, content: str, cache: Path) -> Path:
 
     Raises:
         SpecError: `cache` cannot be written, the file cannot be read as GGUF, a shard is missing,
-            or the model has tensors that the file lacks.
+            the model has tensors that the file lacks, or the file has what cannot be read.
     """
     target = cache / "models" / f"{gguf.stem}-{content[:16]}-v{_VERSION}"
     try:
@@ -75,8 +79,22 @@ def _convert(gguf: Path, folder: Path) -> None:
         output_loading_info=True,
     )
     refuse_incomplete(loading, str(gguf))
+    header = read_header(gguf)
+    refuse_unread(model, header, gguf)
+    scale_rotation(model, header, _rope_factors(gguf), gguf)
     model.config._name_or_path = gguf.stem  # the GGUF's own title has spaces
     tokenizer = AutoTokenizer.from_pretrained(location, gguf_file=name, padding_side="left")
     tokenizer.model_max_length = model.config.max_position_embeddings  # GGUF leaves it unset
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _rope_factors(gguf: Path) -> "torch.Tensor | None":
+    """The factors by which Llama 3 slows its rotary frequencies; None where a file has none."""
+    import torch
+    from gguf import GGUFReader
+
+    reader: Any = GGUFReader(gguf)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    factors = tensors.get("rope_freqs.weight")
+    return None if factors is None else torch.from_numpy(factors.copy())

@@ -1,10 +1,14 @@
 """Conversion, on a GGUF of 400 tokens and one layer written here."""
 
+import json
 import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import gguf
 import numpy as np
@@ -40,7 +44,13 @@ def alphabet() -> list[str]:
     return [chr(byte) for byte in plain] + [chr(256 + i) for i in range(len(rest))]
 
 
-def write_gguf(path: Path, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Path:
+def write_gguf(
+    path: Path,
+    shapes: dict[str, tuple[int, ...]] = SHAPES,
+    tensors: Mapping[str, Any] = MappingProxyType({}),
+    scaling: str | None = None,
+) -> Path:
+    """A random model; `tensors` are added as they are, and `scaling` is that of its positions."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("A Tiny Model")
     writer.add_context_length(128)
@@ -62,9 +72,14 @@ def write_gguf(path: Path, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Path:
     writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if scaling is not None:
+        writer.add_string("llama.rope.scaling.type", scaling)
+        writer.add_float32("llama.rope.scaling.factor", 4.0)
     draw = np.random.default_rng(0)
     for name, shape in shapes.items():
         writer.add_tensor(name, draw.normal(size=shape).astype(np.float32))
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, np.asarray(tensor, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -260,3 +275,52 @@ def test_a_header_with_random_bytes_changed_is_read_or_refused(
         except SpecError:
             refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"blk.0.attn_q.bias": np.ones(WIDTH)}, "blk.0.attn_q.bias"),
+        ({"blk.1.attn_norm.weight": np.ones(WIDTH)}, "blk.1.attn_norm.weight"),
+        ({"rope_factors_long.weight": np.ones(8)}, "rope_factors_long.weight"),
+    ],
+    ids=["a bias", "a block too many", "factors of LongRoPE"],
+)
+def test_a_tensor_that_no_weight_is_made_of_is_refused_by_name(
+    tmp_path: Path, tensors: dict[str, Any], named: str
+) -> None:
+    odd = write_gguf(tmp_path / "odd.gguf", tensors=tensors)
+    with pytest.raises(SpecError, match=f"cannot read from a GGUF file: {named}"):
+        folder_for(odd, "e" * 64, tmp_path)
+
+
+def llama3_factors(factor: float) -> Any:
+    """What llama.cpp's converter writes for Llama 3.1: by how much each frequency is slowed."""
+    periods = 2 * np.pi * 10000.0 ** (np.arange(0, 16, 2) / 16)
+    smooth = np.clip((8192 / periods - 1.0) / (4.0 - 1.0), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())["rope_parameters"]
+
+
+def test_the_scaled_rotation_of_a_file_is_that_of_its_model(tmp_path: Path) -> None:
+    factors = llama3_factors(32.0)
+    assert len(set(factors)) == 3, "all three parts of the rule"
+    kept = write_gguf(tmp_path / "kept.gguf", tensors={"rope_freqs.weight": factors})
+    scaled = config_of(folder_for(kept, "a" * 64, tmp_path))
+    assert (scaled["rope_type"], scaled["factor"]) == ("llama3", 32.0)
+    linear = config_of(
+        folder_for(write_gguf(tmp_path / "linear.gguf", scaling="linear"), "b" * 64, tmp_path)
+    )
+    assert (linear["rope_type"], linear["factor"]) == ("linear", 4.0)
+
+
+def test_a_rotation_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    odd = write_gguf(tmp_path / "odd.gguf", tensors={"rope_freqs.weight": np.linspace(1, 9, 8)})
+    with pytest.raises(SpecError, match="not those of Llama 3"):
+        folder_for(odd, "c" * 64, tmp_path)
+    yarn = write_gguf(tmp_path / "yarn.gguf", scaling="yarn")
+    with pytest.raises(SpecError, match=r"llama\.rope\.scaling\.type=yarn"):
+        folder_for(yarn, "d" * 64, tmp_path)
