@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
-    add("results_root", nargs="+", help="run folders, folders above them, or row files")
+    add("results_root", nargs="*", help="run folders, folders above them, or row files")
     add("--split", help="only files with this in their name")
     add("--by", nargs="+", default=[], metavar="COLUMN", help="group by columns of the data too")
     add("--table", nargs="+", choices=TITLES, metavar="NAME", help=f"only {', '.join(TITLES)}")
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="TASK or task.KEY=VALUE",
         help="judge again by the settings of each run, by those of TASK, or by changed ones; "
-        "runs and files stand before it",
+        "runs and files may stand on either side of it",
     )
     add(
         "--config-dir",
@@ -105,12 +105,24 @@ def main(line: Sequence[str] | None = None) -> int:
 
 def summarize(given: argparse.Namespace) -> None:
     """Read, leave out, judge again where asked, and print."""
+    take_roots(given)
     found = find(given.results_root, given.split)
     table = by_swept_keys(load(found, judge(given), by=given.by).with_rows())
     table = filtered(table, given)
     if given.recompute is not None:
         table = regrade(table, tasks_of(given))
     report(table, given)
+
+
+def take_roots(given: argparse.Namespace) -> None:
+    """Where no run stands first, those that `--recompute` took for words of its own."""
+    if given.results_root:
+        return
+    words = given.recompute or []
+    given.results_root = [word for word in words if Path(word).exists()]
+    if not given.results_root:
+        raise SpecError("give run folders or row files, before --by, --k and --table")
+    given.recompute = [word for word in words if word not in given.results_root]
 
 
 def tasks_of(given: argparse.Namespace) -> StoredTasks:

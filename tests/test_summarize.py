@@ -256,6 +256,18 @@ def test_recompute_goes_by_the_runs_own_settings_not_by_the_tasks_defaults(tmp_p
     assert counted(tmp_path, "--recompute", "qa", "task.grader=exact")["acc1S_pct"] == "0.0"
 
 
+def test_runs_may_stand_behind_recompute_and_none_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = graded_run(tmp_path / "runs", "task.grader=exact")
+    assert main(["--recompute", str(path.parent)]) == 0
+    assert main(["--recompute", "task.grader=contains", str(path.parent)]) == 0
+    assert "Verdicts in the rows, and those given again" in capsys.readouterr().out
+    for line in ([], ["--recompute"], ["--by", str(path.parent)]):
+        assert main(line) == 2
+        assert "give run folders or row files" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("line", [["--recompute", "math"], ["--recompute_correctness", "exact"]])
 def test_recorded_and_new_verdicts_stand_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: list[str]

@@ -8,7 +8,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from components.models.architecture import register
 from components.models.checkpoint import Checkpoint, Source, local_folder
-from components.models.weight_files import check_texts
+from components.models.weight_files import check_texts, read_json
 from pipeline.spec import ModelSpec, SpecError
 
 
@@ -38,8 +38,12 @@ def _read(source: Source, trust_remote_code: bool) -> PreTrainedTokenizerBase:
             source.location, revision=source.revision, trust_remote_code=trust_remote_code
         )
     except Exception as error:  # the tokenizers library raises nothing narrower
+        file = folder / "tokenizer.json" if folder else None
+        if file is not None and file.is_file():
+            read_json(file)  # names the line where it breaks off
+        where = file if file is not None and file.is_file() else source.location
         raise SpecError(
-            f"the tokenizer files in {source.location} cannot be read by the installed tokenizers "
+            f"the tokenizer in {where} cannot be read by the installed tokenizers "
             f"and transformers: {type(error).__name__}: {error}"
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)

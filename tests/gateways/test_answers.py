@@ -71,7 +71,8 @@ def test_text_reasoning_refusals_and_filters(
         ("<answer>4", "length", ..., ("<answer>4", "", "max_new_tokens")),
         ("<answer>4", "model_length", ..., ("<answer>4", "", "max_context")),
         ("<answer>4", "model_context_window_exceeded", ..., ("<answer>4", "", "max_context")),
-        ("<answer>4", "MAX_TOKENS", ..., ("<answer>4", "", "max_context")),
+        ("<answer>4", "MAX_TOKENS", ..., ("<answer>4", "", "max_new_tokens")),
+        ("<answer>4", "output_limit", ..., ("<answer>4", "", "max_context")),
         ("<answer>4", "content_filter", ..., ("<answer>4", "", "other")),
     ],
 )

@@ -12,7 +12,7 @@ from components.backends.openai_api.usage import normal_usage
 from pipeline.protocols import FinishReason
 
 # A service's own word for a limit on length, such as `model_length` or `context_window_exceeded`.
-LENGTH_LIMIT = re.compile(r"length|context|token|window", re.IGNORECASE)
+LENGTH_LIMIT = re.compile(r"length|context|token|window|limit|truncat", re.IGNORECASE)
 ENDINGS: dict[str | None, FinishReason] = {
     "stop": "eos",
     "completed": "eos",
@@ -26,9 +26,10 @@ ENDINGS: dict[str | None, FinishReason] = {
 
 def finish_reason(reason: str | None) -> FinishReason:
     """Our word for a service's."""
-    if reason is not None and reason not in ENDINGS and LENGTH_LIMIT.search(reason):
+    known = reason if reason is None else reason.lower()
+    if known is not None and known not in ENDINGS and LENGTH_LIMIT.search(known):
         return "max_context"
-    return ENDINGS.get(reason, "other")
+    return ENDINGS.get(known, "other")
 
 
 # A service's words for a generation that it gave up, whose text is no answer of the model's.
