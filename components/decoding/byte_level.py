@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from components.decoding.stop_text import Pieces
+from components.decoding.detokenizers import Pieces
 
 _TRIED = 500  # ids by which the table is compared with the tokenizer
 

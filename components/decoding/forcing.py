@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from components.decoding.detokenizers import HALF
 from components.decoding.prompt_encoder import PromptEncoder
-from components.decoding.stop_text import HALF, StopText
+from components.decoding.stop_text import StopText
 from pipeline.protocols import ForcedTokens, Generation, Prompt
 
 

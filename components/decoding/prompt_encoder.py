@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
+from components.decoding.byte_fallback import byte_ids_of
 from components.decoding.byte_level import pieces_of
 from components.decoding.chat_template import ChatTemplate
 from pipeline.protocols import Piece, Prompt
@@ -43,7 +44,7 @@ class PromptEncoder:
         # What stands between turns is the same in every prompt.
         self._known = lru_cache(_TEXTS)(self._encode_text)
         first = tokenizer.convert_ids_to_tokens(self._plain("x"))[:1]
-        self.pieces = pieces_of(tokenizer, self.decode)
+        self.pieces = pieces_of(tokenizer, self.decode) or byte_ids_of(tokenizer, self.decode)
         self._spaces = bool(first) and first[0].startswith("\u2581")
 
     def encode(self, prompt: Prompt) -> Encoded:

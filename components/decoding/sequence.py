@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from components.decoding.detokenizers import ByteIds, Pieces
 from components.decoding.prompt_encoder import Encoded
-from components.decoding.stop_text import Pieces, StopText
+from components.decoding.stop_text import StopText
 from pipeline.protocols import FinishReason, Generation, Request
 
 
@@ -31,7 +32,7 @@ class TokenSequence:
         prompt: Encoded,
         limits: Limits,
         decode: Callable[[Sequence[int]], str],
-        pieces: Pieces | None = None,
+        pieces: Pieces | ByteIds | None = None,
     ) -> None:
         """`decode` and `pieces` are those of the prompt's encoder."""
         self.request = request

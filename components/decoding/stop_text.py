@@ -1,137 +1,10 @@
 """Token ids to text, one id at a time: finds stop strings, holds back what is not certain yet."""
 
-import codecs
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate, islice
-from typing import Self
 
-HALF = "\ufffd"  # what decoders write for bytes that are not (yet) a character
-LONGEST_CHARACTER = 4  # bytes of UTF-8, thus tokens, that one character can need
-WINDOW = 12  # ids decoded together before the window is moved on
-HOPELESS = 32  # ids after which a window is moved on though it ends in no whole character
-
-
-class Detokenizer:
-    """Text of a growing list of ids, from a bounded window of the last ones.
-
-    `decode` maps ids to text and must keep special tokens. `context` holds ids that come before the
-    first one: a tokenizer that drops the space at the start of a text needs them to keep the space
-    of the first id.
-    """
-
-    def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()) -> None:
-        """Start behind `context`."""
-        self._decode = decode
-        self._window = list(context[-LONGEST_CHARACTER:])
-        self._text = decode(self._window) if self._window else ""
-        self._told = len(self._text)
-        self._unsettled = 0  # ids since the window last ended in a whole character
-
-    def push(self, token: int) -> str:
-        """Take one id; return the characters that are now certain."""
-        self._window.append(token)
-        self._text = self._decode(self._window)
-        self._unsettled = self._unsettled + 1 if self._text.endswith(HALF) else 0
-        certain = self._certain(self._text)
-        new = self._text[self._told : certain]
-        self._told = max(self._told, certain)
-        settled = self._unsettled == 0 and len(self._window) > WINDOW
-        if settled or len(self._window) > HOPELESS:
-            self._move_on()
-        return new
-
-    def texts(self, tokens: Sequence[int]) -> list[str] | None:
-        """The text of every id, where each is known by itself: here it never is."""
-        return None
-
-    def rest(self) -> str:
-        """The text of ids that do not make a whole character; asked once no more ids come."""
-        new = self._text[self._told :]
-        self._told = len(self._text)
-        return new
-
-    def _certain(self, text: str) -> int:
-        """How many characters later ids cannot change.
-
-        Bytes that stay unfinished for longer than any character can are taken as they are.
-        """
-        whole = len(text.rstrip(HALF))
-        if self._unsettled > LONGEST_CHARACTER:
-            return max(whole, len(text) - (LONGEST_CHARACTER - 1))
-        return whole
-
-    def _move_on(self) -> None:
-        """Shorten the window to its last ids, cut where a character begins if it can be."""
-        for kept in range(1, LONGEST_CHARACTER + 1):
-            window = self._window[-kept:]
-            text = self._decode(window)
-            if HALF not in text:
-                break
-        self._window, self._text = window, text
-        self._told = self._certain(text)
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """What every id spells, for tokenizers whose text is its ids' bytes one after another.
-
-    `texts` holds None for ids that do not spell whole characters.
-    """
-
-    spelled: list[bytes]
-    texts: list[str | None]
-
-    @classmethod
-    def of(cls, spelled: Sequence[bytes]) -> Self:
-        """The pieces of ids 0, 1, 2 ..."""
-        return cls(list(spelled), [_whole(piece) for piece in spelled])
-
-
-def _whole(piece: bytes) -> str | None:
-    try:
-        return piece.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-class PieceDetokenizer:
-    """As `Detokenizer`, from a table: some thirty times faster.
-
-    Bytes that cannot become a character are told at once, as U+FFFD.
-    """
-
-    def __init__(self, pieces: Pieces, context: Sequence[int] = ()) -> None:
-        """Start behind `context`."""
-        self._pieces = pieces
-        self._left = b""
-        for token in context[-LONGEST_CHARACTER:]:
-            self.push(token)
-
-    def push(self, token: int) -> str:
-        """Take one id; return the characters that are now certain."""
-        if not self._left:
-            text = self._pieces.texts[token]
-            if text is not None:
-                return text
-        known = self._left + self._pieces.spelled[token]
-        new, used = codecs.utf_8_decode(known, "replace", False)
-        self._left = known[used:]
-        return new
-
-    def texts(self, tokens: Sequence[int]) -> list[str] | None:
-        """The text of every id, where all are whole characters; else None, and none is taken."""
-        if self._left:
-            return None
-        known = self._pieces.texts
-        found = [text for token in tokens if (text := known[token]) is not None]
-        return found if len(found) == len(tokens) else None
-
-    def rest(self) -> str:
-        """The text of bytes that do not make a whole character; asked once no more ids come."""
-        new, self._left = self._left.decode(errors="replace"), b""
-        return new
+from components.decoding.detokenizers import ByteIds, Decode, Pieces, detokenizer
 
 
 class StopText:
@@ -144,23 +17,21 @@ class StopText:
 
     def __init__(
         self,
-        decode: Callable[[list[int]], str],
+        decode: Decode,
         stops: Sequence[str] = (),
         context: Sequence[int] = (),
-        pieces: Pieces | None = None,
+        pieces: Pieces | ByteIds | None = None,
     ) -> None:
         """`decode` and `context` as in `Detokenizer`; empty stop strings are refused.
 
-        `pieces`, if the tokenizer has such, save decoding ids again and again.
+        `pieces` is what is known of the tokenizer's spelling, if anything.
         """
         if "" in stops:
             raise ValueError("a stop string must hold at least one character, got ''")
         self.ends: list[int] = []
         self._stops = tuple(stops)
         self._reach = max((len(stop) for stop in stops), default=1) - 1
-        self._detokenizer: Detokenizer | PieceDetokenizer = (
-            Detokenizer(decode, context) if pieces is None else PieceDetokenizer(pieces, context)
-        )
+        self._detokenizer = detokenizer(decode, pieces, context)
         self._recent = ""  # the end of the text, in which a stop string may have begun
         self._buffer = io.StringIO(newline="\n")
         self._moved = False  # whether the buffer's place is not its end
@@ -171,9 +42,12 @@ class StopText:
 
     def push(self, token: int) -> bool:
         """Take one id; True once a stop string is complete. No id may follow then."""
+        before = self._length
         self._append(self._detokenizer.push(token))
+        self._share_out(before)
         self.ends.append(self._length)
-        if self._cut is not None:
+        pending = self._detokenizer.pending
+        if self._cut is not None or (pending and self._stops_in(self._recent + pending)):
             self.finish()
         return self._cut is not None
 
@@ -183,7 +57,7 @@ class StopText:
         if texts is not None:
             new = "".join(texts)
             recent = self._recent + new
-            if not any(stop in recent for stop in self._stops):
+            if not self._stops_in(recent):
                 ends = accumulate(map(len, texts), initial=self._length)
                 self.ends += islice(ends, 1, None)
                 self._append(new)
@@ -202,6 +76,7 @@ class StopText:
         """
         before, unfinished = self._length, self._detokenizer.rest()
         self._append(unfinished)
+        self._share_out(before)
         whole = self._length
         self._append(self._detokenizer.push(token) + self._detokenizer.rest())
         if self._cut is None:
@@ -218,7 +93,9 @@ class StopText:
         """No more ids come: bytes of an unfinished character become text as they are."""
         if self._finished:
             return
+        before = self._length
         self._append(self._detokenizer.rest())
+        self._share_out(before)
         if self.ends:
             self.ends[-1] = self._length
         self._finished = True
@@ -250,6 +127,15 @@ class StopText:
         end = self._read(max(0, self._length - self._reach), self._length)
         lengths = range(len(end), 0, -1)
         return next((n for n in lengths if any(s.startswith(end[-n:]) for s in self._stops)), 0)
+
+    def _stops_in(self, text: str) -> bool:
+        return any(stop in text for stop in self._stops)
+
+    def _share_out(self, before: int) -> None:
+        """Give every id of a run of bytes that is told only now its own end."""
+        counts = self._detokenizer.closed()
+        if counts:
+            self.ends[-len(counts) :] = islice(accumulate(counts, initial=before), 1, None)
 
     def _append(self, new: str) -> None:
         if not new:

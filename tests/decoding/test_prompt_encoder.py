@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from components.decoding.detokenizers import ByteIds
 from components.decoding.prompt_encoder import PromptEncoder
+from components.decoding.stop_text import StopText
 from pipeline.protocols import FinishReason, Generation, Message, Piece, Prompt
 from pipeline.spec import ModelSpec, SpecError
 
@@ -328,3 +331,21 @@ def test_forced_text_gets_no_space_of_its_own_in_the_middle() -> None:
     for forced in ("</a>\n<b>\n", "=b", "\nc", " c"):
         ids = made.encode(Prompt((), ("<a>", think, forced))).ids
         assert made.decode(ids) == "<s> <a> b" + forced
+
+
+def test_bytes_of_a_real_tokenizer_make_the_text_of_one_decode() -> None:
+    tokenizer = spaced_tokenizer()
+    made = PromptEncoder(tokenizer, ModelSpec(name="m", path="m"))
+    assert isinstance(made.pieces, ByteIds)
+    rng = random.Random(0)
+    prompt = tokenizer.encode("x", add_special_tokens=False)
+    smileys = [3 + byte for byte in "\U0001f600\u20ac".encode()]
+    for length in range(1, 60):
+        ids = [
+            token for _ in range(length) for token in rng.choice([[rng.randrange(270)], smileys])
+        ]
+        text = StopText(made.decode, (), prompt, made.pieces)
+        text.push_all(ids)
+        text.finish()
+        assert text.text == made.decode([*prompt, *ids])[len(made.decode(prompt)) :]
+        assert text.text.count("\ufffd") == made.decode(ids).count("\ufffd")

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from components.decoding.detokenizers import Pieces
 from components.decoding.prompt_encoder import Encoded
 from components.decoding.sequence import Limits, TokenSequence
-from components.decoding.stop_text import Pieces
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
 from pipeline.spec import Sampling
 

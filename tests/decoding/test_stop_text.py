@@ -6,7 +6,10 @@ from random import Random
 
 import pytest
 
+from components.decoding.detokenizers import ByteIds
 from components.decoding.stop_text import StopText
+
+BYTE_IDS = ByteIds({n: n for n in range(256)})  # of `byte_fallback`
 
 
 def byte_level(pieces: dict[int, bytes]) -> Callable[[list[int]], str]:
@@ -116,15 +119,51 @@ def test_random_byte_splits_give_the_text_that_decoding_all_ids_gives() -> None:
         assert scanner.text == raw.decode()
 
 
-def test_byte_fallback_runs_are_read_as_they_grow() -> None:
-    word = [ord(" ") + 1000, ord("A") + 300]
-    ids = [*word, *"€€".encode(), 0xE2, *word]
-    scanner = StopText(byte_fallback)
-    pushed(scanner, ids[:-3])
-    assert scanner.text.endswith("€€")
-    pushed(scanner, ids[-3:])
+def of_bytes(ids: Sequence[int], *stops: str) -> StopText:
+    scanner = StopText(byte_fallback, stops, pieces=BYTE_IDS)
+    pushed(scanner, ids)
     scanner.finish()
-    assert len(scanner.text) == len(byte_fallback(ids)) and scanner.text[1:3] == "€€"
+    return scanner
+
+
+def test_a_run_of_bytes_is_what_decoding_all_ids_makes_of_it() -> None:
+    word = [ord(" ") + 1000, ord("A") + 300]
+    good, broken = [*word, *"€€".encode(), *word], [*word, *"€€".encode(), 0xE2, *word]
+    assert of_bytes(good).ends == [0, 1, 1, 1, 2, 2, 2, 3, 4, 5]
+    assert of_bytes(broken).ends == list(range(11)), "one U+FFFD for every byte"
+    random = Random(5)
+    pieces = [*("é€😀<a".encode()[i : i + 2] for i in range(11)), *"€😀".encode(), *([400],) * 3]
+    for _ in range(300):
+        ids = [i for _ in range(12) for i in bytes_of(random.choice(pieces))]
+        found = of_bytes(ids)
+        assert found.text == byte_fallback(ids) and found.ends[-1] == len(found.text)
+        assert len(found.ends) == len(ids) and found.ends == sorted(found.ends)
+
+
+def bytes_of(piece: object) -> list[int]:
+    return [piece] if isinstance(piece, int) else list(piece)  # type: ignore[call-overload]
+
+
+def test_a_stop_string_in_bytes_ends_the_text_at_its_last_byte() -> None:
+    letters = [ord(c) + 300 for c in "ab"]
+    ids = [*letters, *b"</a>", *letters]
+    scanner = StopText(byte_fallback, ["</a>"], pieces=BYTE_IDS)
+    assert pushed(scanner, ids) == 6
+    assert (scanner.text, scanner.tail) == (byte_fallback(letters), "</a>")
+    assert scanner.ends == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_long_run_of_bytes_takes_linear_time() -> None:
+    longest = 0
+
+    def decode(ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return byte_fallback(ids)
+
+    scanner = StopText(decode, ["stop"], pieces=BYTE_IDS)
+    pushed(scanner, [*"€".encode() * 3000, *b"stop"])
+    assert scanner.text == "€" * 3000 and longest < 40
 
 
 def test_the_context_keeps_the_space_of_the_first_id() -> None:

@@ -1,5 +1,7 @@
 """Where the answer of a pass is, and whether a limit on length cut it."""
 
+import time
+
 import pytest
 
 from components.grading.answers import extract, visible
@@ -56,3 +58,17 @@ def test_the_final_channel_is_the_answer_and_a_cut_before_it_truncates(
 )
 def test_what_a_reader_sees_is_all_but_the_reasoning(text: str, shown: str) -> None:
     assert visible(extract({"output": Generation([1], text, "eos")})) == shown
+
+
+@pytest.mark.parametrize("reason", ["max_new_tokens", "eos", "stop_token"])
+@pytest.mark.parametrize(
+    "piece",
+    ["<answer>", "<answer>4 ", "</answer>", "<think>", "<|channel|>", "<|channel|>a<|message|>"],
+)
+def test_a_megabyte_of_tags_that_nothing_closes_is_read_in_a_second(
+    piece: str, reason: FinishReason
+) -> None:
+    text = piece * (1_000_000 // len(piece))
+    begun = time.monotonic()
+    visible(extract({"output": Generation([1], text, reason)}))
+    assert time.monotonic() - begun < 1

@@ -16,9 +16,9 @@ from components.backends.hf.slots.pages import Copy, PageAllocator
 from components.backends.hf.slots.scheduler import Scheduler
 from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
 from components.backends.hf.submission import QueuedSequence
+from components.decoding.detokenizers import Pieces
 from components.decoding.prompt_encoder import Encoded
 from components.decoding.sequence import Limits, TokenSequence
-from components.decoding.stop_text import Pieces
 from pipeline.protocols import Group, Message, Prompt, Request
 from pipeline.spec import Sampling
 
