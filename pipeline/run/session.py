@@ -16,9 +16,10 @@ from pipeline.run.shared_pass1 import SharedPass1
 from pipeline.run.trace import Trace
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, StoreError
+from pipeline.store.folder_plan import FolderPlan
 from pipeline.store.leases import Held, Leases
 from pipeline.store.row_heads import Key
-from pipeline.store.run_folder import FolderPlan, RunFolder, open_run_folder
+from pipeline.store.run_folder import RunFolder, open_run_folder
 
 _LOG = logging.getLogger(__name__)
 

@@ -200,8 +200,9 @@ class Leases:
         return str(content.get("writer")) if is_held else None
 
     def files(self, prefix: str) -> list[Path]:
-        """The lease files of names that begin so."""
-        return list(self.folder.glob(f"{prefix}*.[0-9]*"))
+        """The lease files of names that begin so. What others put beside them is none."""
+        paths = self.folder.glob(f"{prefix}*.[0-9]*")
+        return [path for path in paths if path.suffix[1:].isdecimal()]
 
     def clear(self, prefix: str) -> None:
         """Remove the lease files of names that begin so."""
@@ -215,7 +216,8 @@ class Leases:
                 self._beat_path(writer).unlink(missing_ok=True)
 
     def _latest(self, name: str) -> tuple[int, dict[str, Any]]:
-        epochs = [int(path.suffix[1:]) for path in self.folder.glob(f"{name}.[0-9]*")]
+        paths = self.folder.glob(f"{name}.[0-9]*")
+        epochs = [int(path.suffix[1:]) for path in paths if path.suffix[1:].isdecimal()]
         for epoch in sorted(epochs, reverse=True):
             text = _read(self.folder / f"{name}.{epoch}")
             if text is not None:

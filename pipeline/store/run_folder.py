@@ -1,14 +1,12 @@
 """The run folder of one point, opened for writing: its lease, record, rows and journal."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from pipeline.protocols import Example
 from pipeline.store.claims import Claims, Traces
 from pipeline.store.files import (
     Fence,
@@ -19,6 +17,7 @@ from pipeline.store.files import (
     remove_scratch,
     write_atomically,
 )
+from pipeline.store.folder_plan import FolderPlan
 from pipeline.store.journal import Journal, open_journal
 from pipeline.store.leases import Lease, Leases
 from pipeline.store.row_heads import Key, num_tokens
@@ -29,29 +28,6 @@ from pipeline.store.stored_record import refuse_other_spec
 
 FAILURES = "failures.jsonl"
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class FolderPlan:
-    """What a run folder is to hold, and how many write to it."""
-
-    rows_path: Path
-    facts: Mapping[str, Any]  # what run.json says of the point: `fingerprint`, `identity`, ...
-    traces: Sequence[tuple[Example, int]]  # (example, sample) in the order in which they begin
-    order: Sequence[Key]  # of the rows of the finished file
-    is_complete: Callable[[Row], bool]  # whether the head of a row has all passes asked for
-    shared: bool = False
-    shard: int | None = None
-
-    @property
-    def folder(self) -> Path:
-        """Where everything lies."""
-        return self.rows_path.parent
-
-    @property
-    def fingerprint(self) -> str:
-        """That of every row in the folder."""
-        return str(self.facts["fingerprint"])
 
 
 class RunFolder:

@@ -115,8 +115,8 @@ class RunRecord:
         for attempt in killed:
             count = counted.get(attempt["attempt"], AttemptCount(0, 0))
             attempt["status"] = "killed"
-            attempt["rows"] = max(attempt["rows"], count.num_rows)
-            attempt["tokens"] = max(attempt["tokens"], count.num_tokens)
+            attempt["rows"] = max(attempt.get("rows", 0), count.num_rows)
+            attempt["tokens"] = max(attempt.get("tokens", 0), count.num_tokens)
         for attempt in shared:
             attempt["status"] = "complete"
         if killed or shared:

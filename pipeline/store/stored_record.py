@@ -7,10 +7,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pipeline.spec import SpecError
 
 # What a version of the product, and no user, may have changed in a fingerprint.
 CHANGED_BY_VERSIONS = ("row_version", "backend")
+
+
+class _Attempt(msgspec.Struct):
+    """What is read of an attempt, as it is checked; more stands there."""
+
+    attempt: int
+    status: str
+    rows: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+_TYPES: dict[str, Any] = {
+    "attempts": list[_Attempt],
+    "attempt": int,
+    "status": str,
+    "fingerprint": str,
+    "identity": dict[str, Any],
+    "spec": dict[str, Any],
+    "overrides": list[str],
+}
 
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
@@ -22,6 +45,8 @@ def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         problem = ", ".join(f"no {key!r}" for key in keys if key not in record)
+        for key in keys if not problem else ():
+            problem = problem or _problem_of(key, record[key])
     except (ValueError, TypeError, RecursionError) as error:
         problem = str(error)
     if problem or not isinstance(record, dict):
@@ -30,6 +55,14 @@ def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
             "or move it away and start again: rows and journal stay and are used"
         )
     return record
+
+
+def _problem_of(key: str, value: object) -> str:
+    try:
+        msgspec.convert(value, _TYPES.get(key, Any))
+    except msgspec.ValidationError as error:
+        return f"{key!r}: {error}"
+    return ""
 
 
 def attempts_of(folder: Path) -> list[dict[str, Any]]:
@@ -60,6 +93,7 @@ def refuse_other_spec(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] 
     if stored["fingerprint"] != facts["fingerprint"]:
         refuse_other_version(folder, stored["identity"], facts["identity"])
         changed = differing(stored["identity"], facts["identity"])
+        changed = changed or "its fingerprint alone, which was edited"
         raise SpecError(
             f"{folder} holds rows of another spec, which differs in {changed}; "
             "choose another run.dir or run.name, or restore these values"

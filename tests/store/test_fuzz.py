@@ -15,7 +15,8 @@ from pipeline.store.journal import PASS1, Entry, open_journal
 from pipeline.store.row_heads import Key, key_of
 from pipeline.store.row_index import read_rows
 from pipeline.store.rows import open_rows
-from pipeline.store.stored_record import read_record
+from pipeline.store.run_record import RunRecord
+from pipeline.store.stored_record import attempts_of, read_record
 
 OURS = "f" * 64
 ROW = {"example_id": "a", "sample_idx": 0}
@@ -131,6 +132,34 @@ def _journal_gives_back(folder: Path, generations: list[Generation], garbage: li
 @given(st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_a_run_record_of_anything_is_read_or_refused_with_a_sentence(content: bytes) -> None:
     in_folder(_record_is_read_or_refused, content)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["attempt", "status", "rows", "x"]), JSON)) | JSON,
+    JSON,
+)
+@example([{"attempt": 1, "status": "running", "rows": None}], None)
+@example([{"attempt": 1, "status": "running"}], {"attempt": "x", "status": 1})
+@example([{"attempt": 1e99, "status": "running"}], {"attempt": 2, "status": "running"})
+def test_attempts_of_anything_are_read_or_refused_with_a_sentence(attempts: Any, own: Any) -> None:
+    in_folder(_attempts_are_read_or_refused, attempts, own)
+
+
+def _attempts_are_read_or_refused(folder: Path, attempts: Any, own: Any) -> None:
+    record = {"fingerprint": OURS, "identity": {}, "attempts": attempts}
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "attempt-2.json").write_text(json.dumps(own))
+    made = RunRecord(folder, {"fingerprint": OURS, "identity": {}})
+    try:
+        made.open()
+        made.start(0)
+        made.fold()
+        made.amend(set(), True, dict)
+    except SpecError as error:
+        assert "is no record of a run" in str(error)
+    else:
+        assert {attempt["status"] for attempt in attempts_of(folder)} & {"running", "killed"}
 
 
 def _record_is_read_or_refused(folder: Path, content: bytes) -> None:

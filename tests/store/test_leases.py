@@ -131,6 +131,14 @@ def test_who_was_taken_over_can_neither_hold_nor_end_the_lease(writers: Any) -> 
     assert not again.inherited and again.epoch == 3 and not first.held(old)
 
 
+@pytest.mark.parametrize("name", ["all.1~", "all.7 (copy)", "all.x", ".all.1.swp"])
+def test_what_others_put_beside_the_leases_is_none(writers: Any, name: str) -> None:
+    (leases,) = writers(1)
+    (leases.folder / name).write_text('{"writer": "x-1-a", "state": "held"}')
+    assert leases.state("all") == "free" and not leases.held_by_others("all")
+    assert leases.take("all").epoch == 1
+
+
 def test_given_back_is_free_for_the_next(writers: Any) -> None:
     first, second = writers(2)
     first.give_back(first.take("all"))
