@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from components.backends.openai_api.answers import finish_reason
 from components.backends.openai_api.bounds import lower_bound
 from components.backends.openai_api.prefill import Findings
 from components.backends.openai_api.prices import Price
@@ -311,13 +312,39 @@ def test_an_error_in_place_of_an_answer_is_not_paid(tmp_path: Path, code: int | 
     assert made.backend_columns["discarded_usd"] == made.backend_columns["cost_usd"]
 
 
-@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+@pytest.mark.parametrize(
+    "reason", ["error", "abort", "insufficient_system_resource", "cancelled", "engine_overloaded"]
+)
 def test_a_generation_that_the_service_broke_off_is_asked_again(
     tmp_path: Path, reason: str
 ) -> None:
     with serving(chat("half an ans", finish=reason), chat("whole")) as service:
         assert answer(backend(service.url, tmp_path)).text == "whole"
         assert len(service.seen) == 2
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "in_progress"])
+def test_a_response_that_did_not_complete_is_asked_again(tmp_path: Path, status: str) -> None:
+    part = {"type": "output_text", "text": "told"}
+    body = {"output": [{"type": "message", "content": [part]}], "status": "completed"}
+    with serving(body | {"status": status}, body) as service:
+        assert answer(backend(service.url, tmp_path, "backend.api=responses")).text == "told"
+        assert len(service.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "means"),
+    [
+        ("STOP", "eos"),
+        ("eos_token", "eos"),
+        ("MAX_TOKENS", "max_new_tokens"),
+        ("model_length", "max_context"),
+        ("context_window_exceeded", "max_context"),
+        ("content_filter", "other"),
+    ],
+)
+def test_a_services_words_for_an_end_have_one_of_ours(reason: str, means: str) -> None:
+    assert finish_reason(reason) == means
 
 
 @pytest.mark.parametrize(

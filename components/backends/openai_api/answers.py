@@ -12,12 +12,15 @@ from components.backends.openai_api.usage import normal_usage
 from pipeline.protocols import FinishReason
 
 # A service's own word for a limit on length, such as `model_length` or `context_window_exceeded`.
-LENGTH_LIMIT = re.compile(r"length|context|token|window|limit|truncat", re.IGNORECASE)
+LENGTH_LIMIT = re.compile(r"length|context|window|limit|truncat|max.{0,10}token")
 ENDINGS: dict[str | None, FinishReason] = {
     "stop": "eos",
     "completed": "eos",
     "end_turn": "eos",
+    "end": "eos",
     "eos": "eos",
+    "eos_token": "eos",
+    "stop_sequence": "eos",
     "length": "max_new_tokens",
     "max_tokens": "max_new_tokens",
     "max_output_tokens": "max_new_tokens",
@@ -33,7 +36,8 @@ def finish_reason(reason: str | None) -> FinishReason:
 
 
 # A service's words for a generation that it gave up, whose text is no answer of the model's.
-BROKEN_OFF = ("error", "abort", "aborted", "insufficient_system_resource")
+BROKEN_OFF = re.compile(r"error|abort|cancel|fail|time.?out|overload|insufficient", re.IGNORECASE)
+UNFINISHED = ("queued", "in_progress")  # of the Responses API
 IMPOSSIBLE = -9999.0  # what OpenAI writes
 LONGEST_INT = 300  # digits; a longer number is no float
 
@@ -193,9 +197,8 @@ def _choice(choice: Mapping[str, Any]) -> Said:
     extra = {} if message is None else _aside(message, reasoning)
     reason = choice.get("finish_reason")
     reason = reason if reason is None or isinstance(reason, str) else str(reason)
-    if reason in BROKEN_OFF:
-        raise BadAnswerError(f"the service broke the generation off (finish_reason {reason})")
-    if reason not in ENDINGS and reason is not None:
+    _refuse_broken(reason)
+    if reason is not None and reason.lower() not in ENDINGS:
         extra["ended_by"] = reason
     if content is None:
         _explain_null(extra, reason)
@@ -209,6 +212,12 @@ def _choice(choice: Mapping[str, Any]) -> Said:
         tokens=_tokens_or_reason(choice.get("logprobs"), extra),
         extra=extra,
     )
+
+
+def _refuse_broken(reason: object) -> None:
+    """A generation that ended in the service's trouble is asked for again."""
+    if isinstance(reason, str) and (BROKEN_OFF.search(reason) or reason in UNFINISHED):
+        raise BadAnswerError(f"the service broke the generation off (finish_reason {reason})")
 
 
 def _explain_null(extra: dict[str, Any], reason: str | None) -> None:
@@ -279,6 +288,7 @@ def _response(value: Mapping[str, Any]) -> Said:
                 tokens += _tokens_or_reason(content, extra) or []
     extra = {name: text for name, text in extra.items() if text}
     reason = (value.get("incomplete_details") or {}).get("reason") or value.get("status")
+    _refuse_broken(reason)
     if reason not in ENDINGS:
         extra["ended_by"] = reason
     if not texts:
