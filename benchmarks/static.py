@@ -185,7 +185,8 @@ def our_runs(
     from pipeline.spec import Sampling
 
     allowed = torch.ones(model.config.vocab_size, dtype=torch.bool)
-    decoder = StaticDecoder(model, allowed, use_cache=True, threads=torch.get_num_threads())
+    threads = torch.get_num_threads()
+    decoder = StaticDecoder(model, allowed, True, threads, score=lambda rows: [])
     endless = Limits(end_ids=frozenset(), context=None)
 
     def run(entropy: bool) -> None:

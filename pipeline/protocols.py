@@ -11,7 +11,21 @@ from pipeline.spec import Sampling, SpecError
 # length that is not the cap; `other` whatever a service calls by another name.
 FinishReason = Literal["stop_token", "eos", "max_new_tokens", "max_context", "other"]
 TRUNCATED = ("max_new_tokens", "max_context")  # the model had not ended
+# What a backend honours of Sampling unless it says otherwise, and what only if it says so.
 FILTERS = ("top_p", "top_k", "min_p", "repetition_penalty")
+STRATEGIES = (
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "logit_bias",
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "regex",
+    "json_schema",
+)
 
 
 class BackendLostError(RuntimeError):
@@ -214,11 +228,10 @@ class Capabilities:
     assistant_prefill: bool = False  # goes on with an assistant turn that the prompt opens
     entropy: bool = False  # exact, over the full vocabulary
     logprobs: bool = False
-    beams: bool = False
     many_per_request: bool = False
     scores: bool = False  # `force` and `score`: exact numbers of ids that are given
     streaming: bool = False  # `on_token` hears text while the rest is still being generated
-    filters: tuple[str, ...] = FILTERS  # of Sampling, those it honours; others must be off
+    filters: tuple[str, ...] = FILTERS  # and of STRATEGIES, those it honours; others must be off
     paid: bool = False  # every answer costs: a stopping run waits for those under way
     runs_model: bool = True  # False: `model.path` is not loaded, and rows do not name it
 
@@ -312,6 +325,14 @@ class Backend(Protocol):
 
     async def discover(self) -> None:
         """Ask what `capabilities` and `identity` depend on, such as what a service can do."""
+        return
+
+    def expect(self, sampling: Sampling) -> None:
+        """Told, before entering, how requests will be sampled; of every point that shares the load.
+
+        Raises:
+            SpecError: what `capabilities` cannot say in general, such as a regex that is none.
+        """
         return
 
     def identity(self) -> dict[str, Any]:

@@ -36,8 +36,13 @@ def require(rule_holds: bool, key: str, rule: str, value: object) -> None:
 class Sampling:
     """How tokens are drawn.
 
-    Order: repetition penalty, temperature, top_k, top_p, min_p (as Transformers).
-    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 switch a filter off.
+    Order: logit bias, repetition penalty, banned n-grams and ends, presence and frequency
+    penalties, format (regex or json_schema), temperature, top_k, top_p, min_p, typical_p.
+    temperature 0 is greedy. The values below switch a filter off, but for temperature and top_p,
+    which is off at 1. `presence_penalty`, `frequency_penalty` and `min_new_tokens` count what is
+    generated, each phase by itself; `repetition_penalty` and `no_repeat_ngram_size` see the prompt
+    too. `regex` and `json_schema` hold for the phase that answers.
+    With `num_beams` above 1, sample k is the k-th best text of a beam search, and nothing is drawn.
     The caps, where given, replace the task's own: `think_cap` and `answer_cap` those of its phases,
     `max_new_tokens` that of a single phase. A cap without a phase in the run is refused.
     """
@@ -51,6 +56,17 @@ class Sampling:
     think_cap: int | None = None
     answer_cap: int | None = None
     max_new_tokens: int | None = None
+    typical_p: float = 1.0  # keep the tokens of typical surprise that hold this mass
+    presence_penalty: float = 0.0  # off the logit of every id that was generated
+    frequency_penalty: float = 0.0  # the same, times how often it was
+    no_repeat_ngram_size: int = 0  # no n ids in a row come twice
+    min_new_tokens: int = 0  # the end of the turn cannot come earlier; a stop string can
+    logit_bias: Any = None  # a mapping of token ids to what is added to their logits
+    num_beams: int = 1
+    length_penalty: float = 1.0  # of beams: sum of logprobs / length**this; above 0 favours long
+    early_stopping: bool | str = False  # of beams: true, false or never, as in Transformers
+    regex: str | None = None  # the whole text matches it
+    json_schema: Any = None  # a JSON schema as a mapping, or a file that holds one
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -70,6 +86,59 @@ class Sampling:
         for name in ("think_cap", "answer_cap", "max_new_tokens"):
             cap = getattr(self, name)
             require(cap is None or cap >= 1, f"sampling.{name}", "be 1 or more", cap)
+        self._check_strategies()
+        self._check_beams()
+        self._check_format()
+
+    def _check_strategies(self) -> None:
+        require(0 < self.typical_p <= 1, "sampling.typical_p", "lie in (0, 1]", self.typical_p)
+        for name in ("presence_penalty", "frequency_penalty"):
+            penalty = getattr(self, name)
+            require(-2 <= penalty <= 2, f"sampling.{name}", "lie in [-2, 2]", penalty)
+        size, least = self.no_repeat_ngram_size, self.min_new_tokens
+        require(size >= 0, "sampling.no_repeat_ngram_size", "be 0 (off) or more", size)
+        cap = self.max_new_tokens
+        rule = "be 0 or more, and at most sampling.max_new_tokens"
+        require(0 <= least <= (cap or least), "sampling.min_new_tokens", rule, least)
+        bias = {} if self.logit_bias is None else self.logit_bias
+        rule = "map token ids, 0 or more, to numbers in [-100, 100]"
+        sane = isinstance(bias, dict) and all(_is_bias(*each) for each in bias.items())
+        require(sane, "sampling.logit_bias", rule, bias)
+        self.logit_bias = {token: float(value) for token, value in bias.items()} or None
+
+    def _check_beams(self) -> None:
+        beams, early = self.num_beams, self.early_stopping
+        require(beams >= 1, "sampling.num_beams", "be 1 (no beam search) or more", beams)
+        words = early in (True, False, "never")
+        require(words, "sampling.early_stopping", "be true, false or never", early)
+        power = self.length_penalty
+        require(math.isfinite(power), "sampling.length_penalty", "be finite", power)
+        if beams == 1:
+            rule = "be left out without a beam search (sampling.num_beams above 1)"
+            require(power == 1, "sampling.length_penalty", rule, power)
+            require(early is False, "sampling.early_stopping", rule, early)
+            return
+        rule = "be 0 with sampling.num_beams above 1: a beam search draws nothing (sampling=greedy)"
+        require(self.temperature == 0, "sampling.temperature", rule, self.temperature)
+        rule = f"be at most sampling.num_beams={beams}: sample k is the k-th best beam"
+        require(self.num_samples <= beams, "sampling.num_samples", rule, self.num_samples)
+
+    def _check_format(self) -> None:
+        for name in ("regex", "json_schema"):
+            value = getattr(self, name)
+            if value is not None:
+                beams, least = self.num_beams, self.min_new_tokens
+                rule = f"be 1 with sampling.{name}, which a beam search does not follow"
+                require(beams == 1, "sampling.num_beams", rule, beams)
+                rule = f"be 0 with sampling.{name}, which says where the text ends"
+                require(least == 0, "sampling.min_new_tokens", rule, least)
+                require(value != "", f"sampling.{name}", "not be empty", value)
+        both = self.regex is not None and self.json_schema is not None
+        rule = "be null where sampling.json_schema is given"
+        require(not both, "sampling.regex", rule, self.regex)
+        rule = "be a mapping, or the name of a file that holds one"
+        fits = isinstance(self.json_schema, dict | str | None)
+        require(fits, "sampling.json_schema", rule, self.json_schema)
 
 
 @dataclass(slots=True)
@@ -129,6 +198,11 @@ class ModelSpec:
         require(length is None or length >= 1, "model.max_length", "be 1 or more", length)
         step_ok = self.step is None or self.step in ("latest", "best") or _is_step(self.step)
         require(step_ok, "model.step", "be a number from 0, latest or best", self.step)
+
+
+def _is_bias(token: object, value: object) -> bool:
+    whole = isinstance(token, int) and token >= 0
+    return whole and isinstance(value, int | float) and -100 <= value <= 100
 
 
 def _is_step(step: object) -> bool:

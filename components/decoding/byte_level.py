@@ -24,7 +24,7 @@ def pieces_of(
     if backend is None or not isinstance(backend.decoder, ByteLevel):
         return None
     vocabulary = tokenizer.get_vocab()
-    table = _bytes_of_characters()
+    table = {character: byte for byte, character in characters_of_bytes().items()}
     spelled = [b""] * (1 + max(vocabulary.values()))
     for token, number in vocabulary.items():
         known = all(character in table for character in token)
@@ -35,8 +35,9 @@ def pieces_of(
     return Pieces.of(spelled) if joined == decode(ids) else None
 
 
-def _bytes_of_characters() -> dict[str, int]:
-    """The printable character that byte-level tokenizers write for every byte, backwards."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + n): b for n, b in enumerate(rest)}
+def characters_of_bytes() -> dict[int, str]:
+    """The printable character that byte-level tokenizers write for every byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    plain = {byte: chr(byte) for byte in printable}
+    return plain | {byte: chr(256 + number) for number, byte in enumerate(others)}

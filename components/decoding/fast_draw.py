@@ -36,15 +36,18 @@ def sample(
     indices: Tensor,
     allowed: Tensor | None = None,
     seen: Tensor | None = None,
+    changed: Tensor | None = None,
 ) -> SampledTokens:
     """Draw as `draw` does, and measure the logits; a CPU reads them once for both.
 
-    Arguments are as of `draw`; logits may have any floating type.
+    Arguments are as of `draw`; logits may have any floating type. With `changed`, float32, ids are
+    drawn from it, while `logits` are still what is measured.
     """
     barred = barred_by(allowed)
-    if not settings.random or logits.device.type != "cpu":
+    if changed is not None or not settings.random or logits.device.type != "cpu":
         logits = logits.float()
-        tokens = draw(logits, settings, seeds, indices, allowed, seen)
+        drawn_from = logits if changed is None else changed
+        tokens = draw(drawn_from, settings, seeds, indices, allowed, seen)
         entropies, totals = entropy_and_logsumexp(logits)
     else:
         sampler = GumbelMax(logits, settings, barred, seen, measures=True)

@@ -5,10 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from components.decoding.detokenizers import ByteIds, Pieces
 from components.decoding.prompt_encoder import Encoded
 from components.decoding.stop_text import StopText
+from components.decoding.strategy import RowStrategy
 from pipeline.protocols import FinishReason, Generation, Request
+from pipeline.spec import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,14 @@ class TokenSequence:
         limits: Limits,
         decode: Callable[[Sequence[int]], str],
         pieces: Pieces | ByteIds | None = None,
+        strategy: RowStrategy | None = None,
     ) -> None:
-        """`decode` and `pieces` are those of the prompt's encoder."""
+        """`decode` and `pieces` are those of the prompt's encoder.
+
+        `strategy` is there where the request's sampling changes logits row by row.
+        """
         self.request = request
+        self.strategy = strategy
         self.prompt = prompt
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -46,13 +55,32 @@ class TokenSequence:
         self._logprobs: list[float] = []
         context = limits.context or sys.maxsize
         self._max_new = context - len(prompt.ids)  # for new ids
-        self._text = StopText(decode, request.stop, prompt.ids, pieces)
+        self._decoding = decode, request.stop, prompt.ids, pieces
+        self._text = StopText(*self._decoding)
         self._end_time = 0.0
 
     @property
     def ids(self) -> list[int]:
         """All ids: the prompt's and the new ones."""
         return self.prompt.ids + self.token_ids
+
+    @property
+    def filters(self) -> Sampling:
+        """The filters that its logits are to pass, once they are as `changed_logits` gives them."""
+        return self.request.sampling if self.strategy is None else self.strategy.filters
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end the model's turn."""
+        return self._limits.end_ids
+
+    def stops_within(self, ids: Sequence[int]) -> bool:
+        """Whether `ids`, generated in place of its own, hold a stop string."""
+        if not self.request.stop:
+            return False
+        text = StopText(*self._decoding)
+        text.push_all(ids)
+        return text.stopped
 
     @property
     def num_remaining(self) -> int:
@@ -91,6 +119,8 @@ class TokenSequence:
         else:
             count = self._accept_end(candidates)
         self.token_ids += candidates[:count]
+        if self.finish_reason not in ("eos", "stop_token") and self._is_complete():
+            self.finish_reason = "stop_token"
         if self.request.entropy:
             self._entropies += entropies[:count]
             self._logprobs += logprobs[:count]
@@ -100,6 +130,11 @@ class TokenSequence:
         if self.request.on_token is not None and (new := text.take()):
             self.request.on_token(new)
         return count
+
+    def _is_complete(self) -> bool:
+        """Whether its format lets nothing follow."""
+        grammar = self.strategy.grammar if self.strategy else None
+        return grammar is not None and grammar.is_complete(self.token_ids)
 
     def _accept_end(self, tokens: Sequence[int]) -> int:
         """Take ids of which one is an end of sequence."""
@@ -128,3 +163,21 @@ class TokenSequence:
             seconds=self._end_time - self.start_time,
             prompt_cut=self.prompt.cut,
         )
+
+
+def changed_logits(
+    logits: Tensor, sequences: Sequence[TokenSequence], allowed: Tensor | None
+) -> Tensor:
+    """What the next ids are drawn from: raw logits [rows, vocabulary], changed where rows say so.
+
+    `allowed` is as of `RowStrategy.changed`. Raises what that raises.
+    """
+    changing = [n for n, each in enumerate(sequences) if each.strategy and not each.finished]
+    if not changing:
+        return logits
+    changed = logits.float().clone()
+    for row in changing:
+        sequence = sequences[row]
+        assert sequence.strategy is not None
+        changed[row] = sequence.strategy.changed(changed[row], sequence.ids, allowed)
+    return changed

@@ -5,10 +5,12 @@ Nothing behind this module sees a DictConfig.
 
 import asyncio
 import inspect
+import json
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -77,11 +79,27 @@ def to_spec(config: DictConfig) -> RunSpec:
     except AttributeError as error:  # a slotted dataclass refuses a key that was forced with +
         raise SpecError(f"a key that the schema does not have was added: {error}") from error
     assert isinstance(spec, RunSpec)
+    spec.sampling.json_schema = _read_schema(spec.sampling.json_schema)
     for group in ("task", "backend", "quantization"):
         check_component(group, getattr(spec, group))
     if spec.tracking:
         check_component("tracking", spec.tracking)
     return spec
+
+
+def _read_schema(given: object) -> object:
+    """A JSON schema that is given as the name of a file; a mapping as it is."""
+    if not isinstance(given, str):
+        return given
+    path = Path(given).expanduser()
+    try:
+        schema = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        rule = f"be a mapping, or the name of a file that holds one ({error})"
+        raise SpecError(f"sampling.json_schema must {rule}, got {given!r}") from error
+    rule = "name a file that holds a mapping"
+    require(isinstance(schema, dict), "sampling.json_schema", rule, given)
+    return schema
 
 
 def check_component(group: str, node: dict[str, Any]) -> None:

@@ -17,7 +17,12 @@ from pipeline.backfill.points import (
 )
 from pipeline.backfill.stored_rows import phases_of
 from pipeline.protocols import Backend, Cue, Task
-from pipeline.run.phases import refuse_unused_caps, resolve_phases, with_phases
+from pipeline.run.phases import (
+    refuse_format_of_tags,
+    refuse_unused_caps,
+    resolve_phases,
+    with_phases,
+)
 from pipeline.run.point import Point, model_name
 from pipeline.spec import digest, require
 from pipeline.store.files import Row
@@ -76,6 +81,7 @@ def _point(
     task, backend, work = built
     single = replace(spec.run, phases="single") if run_settings[-1] == "single" else spec.run
     phases = resolve_phases(task, backend, replace(spec, run=single))
+    refuse_format_of_tags(phases, spec, task)
     settings = {k: v for k, v in asdict(spec).items() if k in ("task", "sampling", "quantization")}
     settings |= {"seed": spec.run.seed, "pass1_sample": spec.run.pass1_sample}
     identity = {"backfill.spec": digest(settings)} | backend.identity()

@@ -12,7 +12,7 @@ from typing import Any
 from launch.rows.backfill_spec import Backfill, BackfillSpec
 from pipeline.backfill.merging import FinishedPasses, write_merged
 from pipeline.backfill.points import BackfillPoint
-from pipeline.run.row_fields import SAMPLING_COLUMNS
+from pipeline.run.row_fields import SAMPLING_COLUMNS, strategy_columns
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
 from pipeline.store.claims import ALONE
@@ -46,6 +46,7 @@ class Merge:
     def _provenance(self) -> dict[str, Any]:
         sampling = {name: getattr(self.spec.sampling, name) for name in SAMPLING_COLUMNS}
         model = self.points[0].point.model_name
+        sampling |= strategy_columns(self.spec.sampling)
         return {"model": model, "seed": self.spec.run.seed} | sampling
 
 

@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import replace
 
 from pipeline.protocols import Backend, Generation, Phase, Piece, Task
-from pipeline.spec import RunSpec, require
+from pipeline.spec import RunSpec, Sampling, require
 
 CAP_KEYS = {"think": "think_cap", "answer": "answer_cap", "output": "max_new_tokens"}
 REASONING = ("think", "output")  # phases in which a model may reason at length
@@ -60,6 +60,25 @@ def refuse_unused_caps(phases: Iterable[Phase], spec: RunSpec, task: str) -> Non
     for name in CAP_KEYS.values():
         cap = getattr(spec.sampling, name)
         require(cap is None or name in keys.values(), f"sampling.{name}", rule, cap)
+
+
+def refuse_format_of_tags(phases: Sequence[Phase], spec: RunSpec, task: Task) -> None:
+    """Refuse a format where the model writes the tags itself: with it, it could not."""
+    writes_tags = len(task.phases) > len(phases)
+    for name in ("regex", "json_schema"):
+        value = getattr(spec.sampling, name)
+        rule = (
+            f"be null for task {task.name} in a single phase (run.phases), whose text holds the "
+            "tags that the answer is found by"
+        )
+        require(value is None or not writes_tags, f"sampling.{name}", rule, value)
+
+
+def sampling_of(phase: Phase, phases: Sequence[Phase], sampling: Sampling) -> Sampling:
+    """How a phase is sampled: a format is for the phase that answers, which is the last."""
+    if phase is phases[-1] or sampling.regex is sampling.json_schema is None:
+        return sampling
+    return replace(sampling, regex=None, json_schema=None)
 
 
 def missing(forced: str, tail: str) -> str:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.protocols import (
     FILTERS,
+    STRATEGIES,
     Backend,
     Cue,
     Example,
@@ -19,7 +20,12 @@ from pipeline.protocols import (
 )
 from pipeline.run.budget import Priced
 from pipeline.run.pass_fields import cue_hash
-from pipeline.run.phases import refuse_unused_caps, resolve_phases, with_phases
+from pipeline.run.phases import (
+    refuse_format_of_tags,
+    refuse_unused_caps,
+    resolve_phases,
+    with_phases,
+)
 from pipeline.run.slicing import select
 from pipeline.spec import RunSpec, Sampling, digest, require
 from pipeline.store.files import Row
@@ -127,6 +133,7 @@ def prepare(spec: RunSpec, task: Task, backend: Backend) -> Point:
     """Load data, resolve phases and identity, refuse what the backend cannot do. Loads no model."""
     phases = resolve_phases(task, backend, spec)
     refuse_unused_caps(phases, spec, task.name)
+    refuse_format_of_tags(phases, spec, task)
     task = with_phases(task, phases)
     refuse_what_it_cannot(spec, backend)
     everything = task.examples()
@@ -171,15 +178,15 @@ def record_of(point: Point) -> dict[str, Any]:
 
 
 def refuse_what_it_cannot(spec: RunSpec, backend: Backend) -> None:
-    """Sampling filters and budgets that the backend cannot honour."""
-    off = Sampling()
-    for name in sorted(set(FILTERS) - set(backend.capabilities.filters)):
-        value, neutral = (
-            getattr(spec.sampling, name),
-            1.0 if name == "top_p" else getattr(off, name),
-        )
-        rule = f"be {neutral:g} (off) with backend {backend.name}, which does not take it"
+    """Sampling filters and budgets that the backend cannot honour; it is told of the sampling."""
+    off = replace(Sampling(), top_p=1.0)
+    honoured = backend.capabilities.filters
+    for name in (name for name in (*FILTERS, *STRATEGIES) if name not in honoured):
+        value, neutral = getattr(spec.sampling, name), getattr(off, name)
+        said = f"{neutral:g}" if type(neutral) in (int, float) else json.dumps(neutral)
+        rule = f"be {said} (off) with backend {backend.name}, which does not take it"
         require(value == neutral, f"sampling.{name}", rule, value)
+    backend.expect(spec.sampling)
     if spec.run.budget is not None:
         rule = f"be null with backend {backend.name}, whose model has no price (backend.prices)"
         able = isinstance(backend, Priced) and backend.priced()
@@ -208,6 +215,9 @@ def _identity(
     for phase in phases:
         identity |= {f"phases.{phase.name}.{k}": v for k, v in asdict(phase).items()}
     sampling = {k: v for k, v in asdict(spec.sampling).items() if k not in NOT_ROW_CHANGING}
+    for name in STRATEGIES:  # one that is off is no part of what a row is
+        if sampling[name] == getattr(Sampling(), name):
+            del sampling[name]
     identity |= {f"sampling.{name}": value for name, value in sampling.items()}
     identity["run.seed"] = spec.run.seed
     identity["run.pass1_sample"] = spec.run.pass1_sample

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.protocols import Backend, Example
+from pipeline.protocols import STRATEGIES, Backend, Example
 from pipeline.run.backend_columns import ROW_COLUMNS, lift
 from pipeline.run.point import Point
+from pipeline.spec import Sampling, digest
 from pipeline.store.files import Row
 
 SAMPLING_COLUMNS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -44,6 +45,7 @@ def row_of(
         **lifted,
         "quantization": backend.quantization,
         **{name: getattr(spec.sampling, name) for name in SAMPLING_COLUMNS},
+        **strategy_columns(spec.sampling),
         "think_cap": caps.get("think"),
         "answer_cap": caps.get("answer"),
         "max_new_tokens": caps.get("output"),
@@ -51,3 +53,13 @@ def row_of(
         "grader": point.grader,
         "fingerprint": point.fingerprint,
     }
+
+
+def strategy_columns(sampling: Sampling) -> dict[str, Any]:
+    """Columns for the strategies that are on; a schema by its hash, as run.json has all of it."""
+    off = Sampling()
+    used = {name: getattr(sampling, name) for name in STRATEGIES}
+    used = {name: value for name, value in used.items() if value != getattr(off, name)}
+    if "json_schema" in used:
+        used["json_schema"] = digest(used["json_schema"])[:12]
+    return used

@@ -32,7 +32,7 @@ from pipeline.run.pass_fields import (
     generations_of,
     not_made,
 )
-from pipeline.run.phases import assistant_turn
+from pipeline.run.phases import assistant_turn, sampling_of
 from pipeline.run.seeds import row_seed
 from pipeline.spec import RunSpec
 from pipeline.store.files import Row, StoreError
@@ -168,7 +168,7 @@ class Trace:
             prompt=prompt,
             stop=phase.stop,
             cap=phase.cap,
-            sampling=self.spec.sampling,
+            sampling=sampling_of(phase, self.phases, self.spec.sampling),
             seed=row_seed(*seed_key, cue.text if cue else None, phase.name),
             trace_id=self.number,
             group=group,

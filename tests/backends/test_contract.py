@@ -16,6 +16,7 @@ from launch import api
 from launch.config.setup import RunSetup, setup_of
 from pipeline.protocols import (
     FILTERS,
+    STRATEGIES,
     TRUNCATED,
     Backend,
     Capabilities,
@@ -51,7 +52,7 @@ def echo(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
 
 def hf(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
     model = tiny_llama(max_position_embeddings=512)
-    yield Line((*HF, f"model.path={model}", "backend.decoder=slots", "backend.slots=4"))
+    yield Line((*HF, f"model.path={model}", "backend.slots=4"))
 
 
 def openai_api(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
@@ -62,6 +63,22 @@ def openai_api(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
 
 HF = ("backend=hf", "backend.device=cpu", "backend.threads=1", "model=local", "quantization=fp32")
 BACKENDS = (echo, hf, openai_api)
+# A value of every filter and strategy that is not the one that switches it off.
+ON: dict[str, Any] = {
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "typical_p": 0.5,
+    "presence_penalty": 1.0,
+    "frequency_penalty": 1.0,
+    "no_repeat_ngram_size": 2,
+    "min_new_tokens": 2,
+    "logit_bias": {3: 1.0},
+    "num_beams": 2,
+    "regex": "a+",
+    "json_schema": {"type": "object"},
+}
 
 
 def obliging(seen: Seen) -> Reply:
@@ -117,7 +134,7 @@ def test_what_it_says_about_itself_is_known_without_loading_or_asking(line: Line
     asked = len(line.service.seen) if line.service else 0
     backend, other = backend_of(line), backend_of(line)
     assert isinstance(backend.name, str) and isinstance(backend.capabilities, Capabilities)
-    assert set(backend.capabilities.filters) <= set(FILTERS)
+    assert set(backend.capabilities.filters) <= {*FILTERS, *STRATEGIES}
     assert backend.capacity >= 1 and isinstance(backend.quantization, str)
     assert json.loads(json.dumps(backend.identity())) == other.identity()
     assert isinstance(backend.identity()["backend"], str)
@@ -258,12 +275,12 @@ def test_a_turn_that_the_prompt_opens_is_gone_on_with(line: Line) -> None:
 
 def test_a_filter_that_it_does_not_take_is_refused_before_anything_is_loaded(line: Line) -> None:
     backend, spec = backend_of(line), setup(line.words).spec
-    values = {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2}
-    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    for name in FILTERS:
-        asked = replace(spec, sampling=replace(spec.sampling, **off | {name: values[name]}))
+    off: dict[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "num_samples": 1}
+    assert {*ON, "length_penalty", "early_stopping"} == {*FILTERS, *STRATEGIES}  # two need beams
+    for name, value in ON.items():
+        asked = replace(spec, sampling=Sampling(**off | {name: value}))
         if name in backend.capabilities.filters:
-            refuse_what_it_cannot(asked, backend)
+            refuse_what_it_cannot(asked, backend_of(line))
         else:
             with pytest.raises(SpecError, match=f"sampling.{name} must be"):
                 refuse_what_it_cannot(asked, backend)

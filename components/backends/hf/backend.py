@@ -24,6 +24,7 @@ from components.backends.hf.batches import Batches
 from components.backends.hf.forced_reading import reader_for
 from components.backends.hf.processor import has_bfloat16
 from components.backends.hf.rowwise import FIXED_ORDER
+from components.backends.hf.sampling_plan import SamplingPlan
 from components.backends.hf.scoring import Scorer
 from components.backends.hf.slots.build import Options, scheduler_factory, slots_for
 from components.backends.hf.slots.engine import Engine
@@ -47,6 +48,8 @@ from components.models.loading import (
 from components.models.tokenizer_loading import load_tokenizer
 from components.quantization.report import weights_report
 from pipeline.protocols import (
+    FILTERS,
+    STRATEGIES,
     Backend,
     Capabilities,
     ForcedTokens,
@@ -56,7 +59,7 @@ from pipeline.protocols import (
     Request,
     TokenScores,
 )
-from pipeline.spec import ModelSpec, SpecError, require
+from pipeline.spec import ModelSpec, Sampling, SpecError, require
 
 DECODERS = ("auto", "slots", "generate")
 KV_TYPES = ("auto", "fp8")
@@ -74,6 +77,7 @@ class HfBackend(Backend):
         logprobs=True,
         scores=True,
         streaming=True,
+        filters=(*FILTERS, *STRATEGIES),
     )
 
     def __init__(
@@ -143,6 +147,12 @@ class HfBackend(Backend):
         self._scorer: Scorer | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
         self._unfinished: set[TokenSequence] = set()
+        self._plan = SamplingPlan()
+
+    def expect(self, sampling: Sampling) -> None:
+        """As `SamplingPlan.expect`: the decoder is chosen for all that it is told."""
+        self._plan.expect(sampling, self._decoder)
+        self.options = dataclasses.replace(self.options, changing=self._plan.changing)
 
     def identity(self) -> dict[str, Any]:
         """Contents of checkpoint, tokenizer and template, precision, and how prompts are cut."""
@@ -236,9 +246,17 @@ class HfBackend(Backend):
         encoder = self._encoder()
         prompt = encoder.encode(request.prompt)
         self._check_prompt(prompt.ids)
+        strategy = self._plan.strategy(
+            request.sampling,
+            len(prompt.ids),
+            encoder,
+            self._limits,
+            embedding_size(self.model),
+            self.steps,
+        )
         if request.on_token is not None:
             request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
-        row = TokenSequence(request, prompt, self._limits, encoder.decode, encoder.pieces)
+        row = TokenSequence(request, prompt, self._limits, encoder.decode, encoder.pieces, strategy)
         self._unfinished.add(row)
         try:
             generation = await self._queue.submit(row)
@@ -303,13 +321,17 @@ class HfBackend(Backend):
         self._limits = Limits(encoder.end_ids(_end_ids(model)), context)
         self._model = model
         allowed = _drawable(model, vocabulary).to(self._device)
-        if self._decoder != "generate":
+        if self._plan.searches:
+            self._need_own_cache_type("sampling.num_beams above 1, which takes generate")
+            _LOG.info("decoding with generate: sampling.num_beams is above 1")
+        elif self._decoder != "generate":
             make = self._slots(model, allowed)
             if make is not None:
                 return make
-        static = StaticDecoder(model, allowed, self._use_cache, self._threads)
         self._cache_size = cache_report(model)
         self._scorer = self._make_scorer(model, paged=False)
+        score = self._scorer.score
+        static = StaticDecoder(model, allowed, self._use_cache, self._threads, score)
         return lambda: Batches(static.run, self._batch_size)
 
     def _slots(self, model: PreTrainedModel, allowed: torch.Tensor) -> Callable[[], Engine] | None:
@@ -361,6 +383,8 @@ class HfBackend(Backend):
             SpecError: names the config key and both sizes.
         """
         assert self._limits is not None
+        rule = "hold at least one token: the model has no beginning of sequence to start from"
+        require(len(ids) > 0, "the prompt", rule, "none")
         context = self._limits.context
         if context is not None and len(ids) >= context:
             raise PromptTooLongError(

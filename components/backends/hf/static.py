@@ -17,11 +17,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from components.backends.hf.beams import BeamSearch, Score
 from components.backends.hf.padding import Sharing, padded, rotary_switch, separate, sharing
 from components.backends.hf.rowwise import make_repeatable
 from components.decoding.fast_draw import draw
 from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp
-from components.decoding.sequence import TokenSequence
+from components.decoding.sequence import TokenSequence, changed_logits
 
 Finish = Callable[[TokenSequence], None]
 _LOG = logging.getLogger(__name__)
@@ -31,7 +32,12 @@ class StaticDecoder:
     """Decodes batches to the end; a batch takes as long as its longest sequence."""
 
     def __init__(
-        self, model: PreTrainedModel, allowed: Tensor, use_cache: bool, threads: int
+        self,
+        model: PreTrainedModel,
+        allowed: Tensor,
+        use_cache: bool,
+        threads: int,
+        score: Score,
     ) -> None:
         """Prepare `model`, and find out what its batches may hold.
 
@@ -43,6 +49,7 @@ class StaticDecoder:
             allowed: bool [vocabulary] on that device, True for ids that the tokenizer has.
             use_cache: whether steps reuse keys, values and states.
             threads: CPU threads of a step.
+            score: measures the texts that a beam search found.
         """
         model.generation_config = _config()
         if model.device.type == "cpu" and model.dtype == torch.float32:
@@ -52,6 +59,7 @@ class StaticDecoder:
         self._use_cache = use_cache
         self._threads = threads
         self._switch = rotary_switch(model)
+        self._beams = BeamSearch(model, allowed, use_cache, score)
         self._sharing = sharing(model, use_cache)
         if self._sharing is not Sharing.PADDED:
             _LOG.warning("the model mixes padded rows: %s share a batch", self._sharing.value)
@@ -64,6 +72,11 @@ class StaticDecoder:
             RuntimeError: what torch raises, out of memory included; sequences keep what they have.
         """
         torch.set_num_threads(self._threads)  # holds for the calling thread
+        searches = [each for each in sequences if each.request.sampling.num_beams > 1]
+        if searches:
+            with torch.inference_mode(), within_context(self._model):
+                self._beams.run(searches, finish)
+        sequences = [each for each in sequences if each.request.sampling.num_beams == 1]
         for part in separate(sequences, self._sharing, self._switch):
             unfinished = [sequence for sequence in part if not sequence.finished]
             if unfinished:
@@ -101,9 +114,7 @@ class _Step(LogitsProcessor):
         self._sequences = sequences
         self._allowed = allowed
         self._finish = finish
-        self._settings = SamplingTensors.of(
-            [sequence.request.sampling for sequence in sequences], device
-        )
+        self._settings = SamplingTensors.of([sequence.filters for sequence in sequences], device)
         self._measures = any(sequence.request.entropy for sequence in sequences)
         self._seeds = torch.tensor([sequence.seed for sequence in sequences], device=device)
         self._indices = torch.tensor(
@@ -115,7 +126,9 @@ class _Step(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take raw float32 logits [rows, vocabulary]; return 0 for the drawn ids, else -inf."""
         self._mark_seen(input_ids, scores.shape[-1])
-        tokens = draw(scores, self._settings, self._seeds, self._indices, self._allowed, self._seen)
+        changed = changed_logits(scores, self._sequences, self._allowed)
+        of = self._settings, self._seeds, self._indices, self._allowed, self._seen
+        tokens = draw(changed, *of)
         self._indices += 1
         self._accept(tokens, *self._measure(scores, tokens))
         forced = torch.full_like(scores, -torch.inf)

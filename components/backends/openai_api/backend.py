@@ -11,7 +11,7 @@ from components.backends.openai_api.answers import Answered
 from components.backends.openai_api.batch_api import BatchApi
 from components.backends.openai_api.bounds import probability_fields
 from components.backends.openai_api.credentials import refuse_credentials
-from components.backends.openai_api.dialect import APIS, EXTENSIONS, Dialect
+from components.backends.openai_api.dialect import APIS, EXTENSIONS, OF_THE_API, Dialect
 from components.backends.openai_api.endings import STOP_TEXTS, ending
 from components.backends.openai_api.failures import GatewayError
 from components.backends.openai_api.pace import Limits, Pace
@@ -32,7 +32,7 @@ from pipeline.protocols import (
     Request,
     spelled,
 )
-from pipeline.spec import ModelSpec, SpecError, require
+from pipeline.spec import ModelSpec, Sampling, SpecError, require
 
 if TYPE_CHECKING:
     from components.backends.openai_api.prompt_text import PromptText
@@ -151,7 +151,7 @@ class OpenAiBackend:
             many_per_request=self._samples.together,
             streaming=not self._batch.enabled,
             paid=True,
-            filters=("top_p", *self._dialect.sends),
+            filters=("top_p", *OF_THE_API[self._dialect.api], *self._dialect.sends),
         )
 
     @property
@@ -257,6 +257,9 @@ class OpenAiBackend:
     def send_no_more(self) -> None:
         """Whoever waits to be sent, or for a batch, gets a StoppedError."""
         self._sender.stop()
+
+    def expect(self, sampling: Sampling) -> None:
+        """Any value goes of what `capabilities` name; what a service refuses, it says itself."""
 
     def release(self, trace_id: int) -> None:
         """Nothing is cached per trace."""

@@ -1,5 +1,6 @@
 """Requests on the wire, and what a service turned out not to take."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,17 @@ NEUTRAL: dict[str, object] = {
     "top_k": 0,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
 }
+# Parameters of Sampling that the API itself has. They are sent where they are on.
+OF_THE_API = {
+    "chat": ("presence_penalty", "frequency_penalty", "logit_bias", "json_schema"),
+    "completions": ("presence_penalty", "frequency_penalty", "logit_bias"),
+    "responses": ("json_schema",),
+}
+FORMATS = ("response_format", "text")  # what json_schema is called on the wire
 OPTIONAL = ("seed", "n", "stop", "store", "usage", "stream_options", "stream")
 PROBABILITIES = ("logprobs", "top_logprobs", "include")
 SEEDS = 2**31
@@ -105,7 +116,20 @@ class Dialect:
         fields = {name: getattr(sampling, name) for name in names}
         if sampling.temperature == 0:
             fields["top_p"] = 1.0
+        for name in ("presence_penalty", "frequency_penalty"):
+            if value := getattr(sampling, name):
+                fields[name] = value
+        if sampling.logit_bias:
+            fields["logit_bias"] = {str(token): v for token, v in sampling.logit_bias.items()}
+        if sampling.json_schema is not None:
+            fields |= self._format(sampling.json_schema)
         return fields
+
+    def _format(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        named = {"name": "answer", "strict": True, "schema": schema}
+        if self.api == "responses":
+            return {"text": {"format": {"type": "json_schema", **named}}}
+        return {"response_format": {"type": "json_schema", "json_schema": named}}
 
     def _logprobs(self) -> dict[str, Any]:
         if self.api == "chat":
@@ -140,6 +164,9 @@ class Dialect:
             return self._rename_cap(name, complaint)
         if name in NEUTRAL:
             return self._drop_neutral(name, body[name])
+        if name in FORMATS and name not in self.extra:
+            rule = f"be null, or a schema that {self.deployment} takes"
+            raise RefusedParameterError("sampling.json_schema", rule, "a schema")
         if name in PROBABILITIES:
             self.dropped |= set(PROBABILITIES)
         elif name in OPTIONAL:
@@ -160,7 +187,8 @@ class Dialect:
 
     def _drop_neutral(self, name: str, value: object) -> bool:
         if value != NEUTRAL[name] and not (name == "top_p" and value == 1.0):
-            rule = f"be {NEUTRAL[name]:g}, the only value that {self.deployment} takes"
+            off = json.dumps(NEUTRAL[name]).removesuffix(".0")
+            rule = f"be {off}, the only value that {self.deployment} takes"
             raise RefusedParameterError(f"sampling.{name}", rule, value)
         self.dropped |= {name}
         return True

@@ -3,6 +3,8 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from components.decoding.byte_level import characters_of_bytes
+
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Ids 0 to 255 are bytes; there are no merges and no special tokens.
@@ -10,18 +12,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     It is a byte-level BPE without merges, so that whatever reads such tokenizers (incremental
     decoding, saving, `AutoTokenizer`) reads this one.
     """
-    vocabulary = {character: byte for byte, character in characters().items()}
+    vocabulary = {character: byte for byte, character in characters_of_bytes().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, padding_side="left"
     )
-
-
-def characters() -> dict[int, str]:
-    """The printable character that byte-level tokenizers write for every byte."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    plain = {byte: chr(byte) for byte in printable}
-    return plain | {byte: chr(256 + number) for number, byte in enumerate(others)}

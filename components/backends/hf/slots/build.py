@@ -44,6 +44,7 @@ class Options:
     chunk: int | None = None  # prompt tokens of one step
     compile: bool = True  # CUDA: compile the layers
     kv_cache_dtype: str = "auto"  # auto: the model's; fp8: half of 16 bits
+    changing: tuple[str, ...] = ()  # keys of sampling that change logits row by row
 
     def as_cached(self, layers: Sequence[LayerShape]) -> tuple[LayerShape, ...]:
         """The layers' shapes with the type that keys and values are cached in."""
@@ -69,7 +70,7 @@ def scheduler_factory(
     if states:
         return _recurrent_factory(model, states, allowed, options)
     device = model.device
-    reason = _why_no_graphs(model, layers, allowed)
+    reason = _why_no_graphs(model, layers, allowed, options.changing)
     layers = options.as_cached(layers)
     first_slots = slots_for(options, device)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
@@ -122,7 +123,10 @@ def _recurrent_factory(
 
 
 def _why_no_graphs(
-    model: PreTrainedModel, layers: tuple[LayerShape, ...], allowed: Tensor
+    model: PreTrainedModel,
+    layers: tuple[LayerShape, ...],
+    allowed: Tensor,
+    changing: tuple[str, ...] = (),
 ) -> str | None:
     """Why steps cannot run as CUDA graphs; None if they can."""
     if model.device.type != "cuda":
@@ -136,6 +140,8 @@ def _why_no_graphs(
         return f"flash attention takes no heads of {sizes}"
     if has_experts(model):
         return "experts are chosen on the host"
+    if changing:
+        return f"sampling.{changing[0]} changes logits row by row"
     count = int(allowed.sum())
     if not bool(allowed[:count].all()):
         return "ids that the tokenizer does not have lie between ones that it has"

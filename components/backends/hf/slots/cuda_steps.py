@@ -47,6 +47,7 @@ class GraphSteps:
     """
 
     prefill_delay = _PREFILL_DELAY
+    changes_logits = False
 
     def __init__(
         self, model: PreTrainedModel, cache: KVCache, bound: int, slots: int, max_length: int

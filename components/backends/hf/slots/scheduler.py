@@ -25,6 +25,8 @@ class Steps(Protocol):
     # Decode launches by which a prefill may be postponed, so that more prompts share its fixed
     # cost.
     prefill_delay: int
+    # Whether it draws from `changed_logits`; else sequences have no strategy.
+    changes_logits: bool
 
     def steps_per_launch(self, num_sequences: int) -> int:
         """Decode steps that are started together for this many sequences."""

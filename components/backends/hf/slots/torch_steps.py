@@ -19,6 +19,7 @@ from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
 from components.backends.hf.slots.threads import ThreadTeam, balanced_groups
 from components.decoding.fast_draw import sample
 from components.decoding.sampling import SamplingTensors
+from components.decoding.sequence import changed_logits
 
 TOKENS_PER_THREAD = 4  # a step uses at most one thread for this many tokens
 
@@ -27,6 +28,7 @@ class TorchSteps:
     """Computes the next token of sequences, with exact attention over their pages."""
 
     prefill_delay = 0
+    changes_logits = True
 
     cache: KVCache
 
@@ -136,15 +138,21 @@ class TorchSteps:
 
     def _draw(self, logits: Tensor, sequences: Sequence[ActiveSequence]) -> DrawnTokens:
         with torch.inference_mode():
-            settings = SamplingTensors.of(
-                [active.sequence.request.sampling for active in sequences], self._device
-            )
-            seeds = torch.tensor(
-                [active.sequence.seed for active in sequences], device=self._device
-            )
+            rows = [active.sequence for active in sequences]
+            settings = SamplingTensors.of([row.filters for row in rows], self._device)
+            seeds = torch.tensor([row.seed for row in rows], device=self._device)
             indices = torch.tensor([active.next_index for active in sequences], device=self._device)
             seen = self._seen(sequences, logits.shape[-1]) if settings.penalises else None
-            sampled = sample(logits, settings, seeds, indices, self._allowed, seen)
+            changed = changed_logits(logits, rows, self._allowed)
+            sampled = sample(
+                logits,
+                settings,
+                seeds,
+                indices,
+                self._allowed,
+                seen,
+                changed=None if changed is logits else changed,
+            )
             entropies, logprobs = torch.stack((sampled.entropies, sampled.logprobs)).tolist()
         for active in sequences:
             active.in_flight += 1
