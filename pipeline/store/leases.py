@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.store.files import StoreError, create_once, write_atomically
+from pipeline.store.files import SCRATCH, StoreError, create_once, write_atomically
 
 BEATS_PER_LEASE = 4
 
@@ -99,8 +99,11 @@ class Leases:
                 continue
 
     def _beat(self, count: int) -> None:
-        text = json.dumps(self._process | {"count": count})
-        self._beat_path(self.writer).write_text(text, encoding="utf-8")
+        """Replace the heartbeat as a whole: half of one would not say whose process it is."""
+        path = self._beat_path(self.writer)
+        scratch = path.with_name(f".{path.name}{SCRATCH}")
+        scratch.write_text(json.dumps(self._process | {"count": count}), encoding="utf-8")
+        os.replace(scratch, path)
 
     def _beat_path(self, writer: str) -> Path:
         return self.folder / f"{writer}.beat"

@@ -3,6 +3,9 @@
 import json
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.store.leases import Held, Leases
+from tests.fakes.configs import ROOT
 
 
 @pytest.fixture
@@ -129,6 +133,27 @@ def test_who_was_taken_over_can_neither_hold_nor_end_the_lease(writers: Any) -> 
     assert not first.held(old), "the files of earlier holders are gone, and still it is not held"
     again = third.take("chunk-001")
     assert not again.inherited and again.epoch == 3 and not first.held(old)
+
+
+def test_a_writer_killed_in_the_middle_of_a_heartbeat_is_known_to_be_dead_at_once(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from pipeline.store.leases import Leases\n"
+        "leases = Leases(Path(sys.argv[1]), 60)\n"
+        "leases.enter()\n"
+        "leases.take('all')\n"
+        "Path.write_text = lambda path, *_, **__: (open(path, 'w'), os.kill(os.getpid(), 9))\n"
+        "leases._beat(1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    second = Leases(tmp_path, 60)
+    second.enter()
+    assert second.take("all").inherited
+    second.close()
 
 
 @pytest.mark.parametrize("name", ["all.1~", "all.7 (copy)", "all.x", ".all.1.swp"])
