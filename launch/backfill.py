@@ -37,6 +37,7 @@ from pipeline.backfill.missing_passes import Scan, scan
 from pipeline.protocols import Cue, Task
 from pipeline.run.point import refuse_what_it_cannot
 from pipeline.spec import require
+from pipeline.store.files import Fence
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="backfill")
@@ -60,7 +61,7 @@ def backfill(config: DictConfig, overrides: Sequence[str] = ()) -> int:
     cues = cues_of(spec)
     if spec.entropy:
         return fill_entropies(spec, cues)
-    with locked(source, spec):
+    with locked(source, spec) as fence:
         scanned = scan(source, spec.backfill, cues)
         require(scanned.rows > 0, "backfill.input", "hold rows of a run", str(source))
         print(what_there_is_to_do(scanned, spec))
@@ -69,7 +70,7 @@ def backfill(config: DictConfig, overrides: Sequence[str] = ()) -> int:
         if not scanned.to_fill:
             nothing_to_do(source, spec.backfill)
             return 0
-        return fill(spec, scanned, cues)
+        return fill(spec, scanned, cues, fence)
 
 
 def what_there_is_to_do(scanned: Scan, spec: BackfillSpec) -> str:
@@ -83,7 +84,7 @@ def what_there_is_to_do(scanned: Scan, spec: BackfillSpec) -> str:
     return text
 
 
-def fill(spec: BackfillSpec, scanned: Scan, cues: tuple[Cue, ...]) -> int:
+def fill(spec: BackfillSpec, scanned: Scan, cues: tuple[Cue, ...], fence: Fence | None) -> int:
     """Run the traces and merge what they made into the target."""
     source, target = Path(spec.backfill.input), spec.backfill.target
     backend = build_backend(spec)
@@ -91,7 +92,7 @@ def fill(spec: BackfillSpec, scanned: Scan, cues: tuple[Cue, ...]) -> int:
     task: Task = build("task", spec.task)
     work = target.with_name(f"{target.name}{WORKING}")
     points = points_of(spec, scanned, cues, (task, backend, work))
-    merge = Merge(spec, points, keep_original(source, spec.backfill))
+    merge = Merge(spec, points, keep_original(source, spec.backfill), fence)
     sessions = run_until_signal([made.point for made in points], backend, merge.on_row).sessions
     rows = merge.write()
     print(f"{rows} rows with new passes in {target}")

@@ -25,7 +25,7 @@ from pipeline.protocols import Backend, Cue
 from pipeline.run.pass_fields import SeriesPolicy
 from pipeline.run.point import model_name
 from pipeline.spec import digest, require
-from pipeline.store.files import Row
+from pipeline.store.files import Fence, Row
 
 # Keys of `backfill` that say how passes are made.
 _OF_PASSES = ("add", "flush_every", "pass_key", "group_by")
@@ -35,7 +35,7 @@ def fill_entropies(spec: BackfillSpec, cues: Sequence[Cue]) -> int:
     """Fill one file. Returns 0, 1 (rows could not be scored) or 130 (interrupted)."""
     _refuse_what_has_no_use(spec)
     source = Path(spec.backfill.input)
-    with locked(source, spec):
+    with locked(source, spec) as fence:
         found = find_unscored(source, spec.backfill, cues)
         require(found.rows > 0, "backfill.input", "hold rows of a run", str(source))
         print(_what_there_is_to_do(found, spec))
@@ -46,7 +46,7 @@ def fill_entropies(spec: BackfillSpec, cues: Sequence[Cue]) -> int:
             return 0
         backend = build_backend(spec)
         require_scores(backend)
-        return _fill(spec, cues, found, backend)
+        return _fill(spec, cues, found, backend, fence)
 
 
 def require_scores(backend: Backend) -> None:
@@ -68,7 +68,13 @@ def scoring_backends() -> list[str]:
     return able
 
 
-def _fill(spec: BackfillSpec, cues: Sequence[Cue], found: UnscoredRows, backend: Backend) -> int:
+def _fill(
+    spec: BackfillSpec,
+    cues: Sequence[Cue],
+    found: UnscoredRows,
+    backend: Backend,
+    fence: Fence | None,
+) -> int:
     source, target = Path(spec.backfill.input), spec.backfill.target
     read = reader(source)
     for offset in found.offsets:
@@ -96,7 +102,7 @@ def _fill(spec: BackfillSpec, cues: Sequence[Cue], found: UnscoredRows, backend:
             scored = file.of(offset)
             return with_scores(row, scored, mark) if scored else None
 
-        count = write_changed(keep_original(source, spec.backfill), target, changed)
+        count = write_changed(keep_original(source, spec.backfill), target, changed, fence)
     print(f"{count} rows with new entropies in {target}")
     for reason, number in file.refused.items():
         print(f"{number} rows were not scored: {reason}", file=sys.stderr)

@@ -15,8 +15,8 @@ from pipeline.backfill.points import BackfillPoint
 from pipeline.run.row_fields import SAMPLING_COLUMNS, strategy_columns
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
-from pipeline.store.claims import ALONE
-from pipeline.store.files import Row
+from pipeline.store.claims import Claims
+from pipeline.store.files import Fence, Row
 from pipeline.store.leases import Held, Leases
 
 
@@ -27,6 +27,7 @@ class Merge:
     spec: BackfillSpec
     points: Sequence[BackfillPoint]
     original: Path
+    fence: Fence | None = None
     rows: int = 0
 
     def on_row(self, session: Session, row: Row | None) -> None:
@@ -41,7 +42,7 @@ class Merge:
         finished = FinishedPasses.of_points(self.points)
         finished.force = self.spec.backfill.force
         finished.provenance = self._provenance()
-        return write_merged(self.original, self.spec.backfill.target, finished)
+        return write_merged(self.original, self.spec.backfill.target, finished, self.fence)
 
     def _provenance(self) -> dict[str, Any]:
         sampling = {name: getattr(self.spec.sampling, name) for name in SAMPLING_COLUMNS}
@@ -78,13 +79,14 @@ def _link(source: Path, name: Path) -> None:
 
 
 @contextmanager
-def locked(source: Path, spec: BackfillSpec) -> Iterator[None]:
+def locked(source: Path, spec: BackfillSpec) -> Iterator[Fence | None]:
     """Keep other backfills, and runs that would write to the same folder, away.
 
-    A dry run writes nothing, so it keeps nobody away.
+    The fence, if the file lies in a run folder, is for what is written there: it is lost where this
+    process pauses for longer than its lease and a run goes on. A dry run keeps nobody away.
     """
     if spec.run.dry:
-        yield
+        yield None
         return
     path = source.with_name(f"{source.name}.backfill_pass2.lock")
     with path.open("a") as file:
@@ -93,26 +95,24 @@ def locked(source: Path, spec: BackfillSpec) -> Iterator[None]:
         except BlockingIOError:
             raise SpecError(f"{source} is being backfilled; wait for that to end") from None
         try:
-            with _run_folder_lease(source.parent, spec):
-                yield
+            with _run_folder_lease(source.parent, spec) as fence:
+                yield fence
             source.with_name(f".{source.name}.before_backfill").unlink(missing_ok=True)
         finally:
             path.unlink(missing_ok=True)
 
 
 @contextmanager
-def _run_folder_lease(folder: Path, spec: BackfillSpec) -> Iterator[None]:
-    """The lease of a run folder, where the file lies in one and is written in place."""
+def _run_folder_lease(folder: Path, spec: BackfillSpec) -> Iterator[Fence | None]:
+    """Be alone in a run folder, where the file lies in one and is written in place."""
     if not (spec.backfill.inplace and (folder / "run.json").exists()):
-        yield
+        yield None
         return
-    leases = Leases(folder, spec.run.lease_seconds)
-    leases.enter()
+    claims = Claims(Leases(folder, spec.run.lease_seconds), shared=False, traces=[])
     try:
-        lease = leases.take(ALONE)
-        yield
-        leases.give_back(lease)
+        claims.enter()
+        yield claims.fence(claims.whole_lease)
     except Held as held:
         raise SpecError(f"{folder} is being written by {held.holder}; wait for it to end") from held
     finally:
-        leases.close()
+        claims.close()

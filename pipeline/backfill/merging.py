@@ -11,7 +11,7 @@ from pipeline.backfill.missing_passes import answers, id_of, run_settings, sampl
 from pipeline.backfill.points import BackfillPoint, reader
 from pipeline.protocols import Cue
 from pipeline.run.pass_fields import cue_hash
-from pipeline.store.files import Row, read_lines, write_atomically
+from pipeline.store.files import Fence, Row, read_lines, write_atomically
 from pipeline.store.pass_names import SECOND, free_names, is_later, later_passes, name_passes
 from pipeline.store.row_heads import Key
 
@@ -108,21 +108,31 @@ def _there(fields: dict[str, Any], row: Row) -> bool:
     return any(answers(old, cue) for old in later_passes(row))
 
 
-def write_merged(source: Path, output: Path, result: FinishedPasses) -> int:
+def write_merged(
+    source: Path, output: Path, result: FinishedPasses, fence: Fence | None = None
+) -> int:
     """Write `source` with the new passes to `output`; returns the rows that got some."""
 
     def changed(offset: int, row: Row) -> Row | None:
         made = result.of(row)
         return merged(row, made, result) if made else None
 
-    return write_changed(source, output, changed)
+    return write_changed(source, output, changed, fence)
 
 
-def write_changed(source: Path, output: Path, change: Callable[[int, Row], Row | None]) -> int:
+def write_changed(
+    source: Path,
+    output: Path,
+    change: Callable[[int, Row], Row | None],
+    fence: Fence | None = None,
+) -> int:
     """Write the lines of `source` to `output`, some of them changed; returns how many these are.
 
     `change` is given where a line begins and its row; None leaves the line as it is. Undecodable
     lines go to `<output>.broken`, in order.
+
+    Raises:
+        StoreError: it cannot be written, or the `fence` says that another process has the folder.
     """
     broken: list[bytes] = []
     changed = 0
@@ -141,9 +151,9 @@ def write_changed(source: Path, output: Path, change: Callable[[int, Row], Row |
                 changed += new is not None
                 yield _encoded(new) if new is not None else line.rstrip(b"\n") + b"\n"
 
-    write_atomically(output, lines())
+    write_atomically(output, lines(), fence)
     if broken:
-        write_atomically(output.with_name(f"{output.name}.broken"), broken)
+        write_atomically(output.with_name(f"{output.name}.broken"), broken, fence)
     return changed
 
 

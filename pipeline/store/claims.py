@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.protocols import Example
+from pipeline.store.files import Fence, StoreError
 from pipeline.store.leases import Held, Lease, Leases, Raced
 from pipeline.store.row_heads import Key
 
@@ -175,6 +176,22 @@ class Claims:
         self.leases.bury()
         if not self.whole_lease:
             self.leases.give_back(lease)
+
+    def fence(self, lease: Lease | None) -> Fence:
+        """The fence of a writer that may write while it holds `lease`.
+
+        One of several, without such a lease, may write while nobody is alone in the folder.
+        """
+        folder = self.leases.folder.parent
+
+        def check() -> None:
+            is_lost = not self.leases.held(lease) if lease else self.lost_to_single_writer()
+            if is_lost and not folder.exists():
+                raise StoreError(f"{folder} was removed while it was written to; start again")
+            if is_lost:
+                raise StoreError(f"another process has taken {folder} over; this one ends")
+
+        return Fence(self.leases.writer, check)
 
     @contextmanager
     def undo_on_error(self) -> Iterator[None]:

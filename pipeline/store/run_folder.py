@@ -165,7 +165,7 @@ class RunFolder:
         if lease is None:
             return
         _remove_scratch(self.plan.folder, self.claims.leases)
-        fence = _fence_of(self.plan.folder, self.claims, lease)
+        fence = self.claims.fence(lease)
         self.rows.fence = self.record.fence = fence
         journals = list(self.plan.folder.glob("journal-*.jsonl")) if self.plan.shared else []
         self.rows.settle(self.plan.order)
@@ -212,7 +212,7 @@ def open_run_folder(plan: FolderPlan, leases: Leases) -> RunFolder:
 
 def _opened(plan: FolderPlan, claims: Claims) -> RunFolder:
     whole, writer = claims.whole_lease, claims.leases.writer
-    fence = _fence_of(plan.folder, claims, whole)
+    fence = claims.fence(whole)
     if whole and whole.inherited:
         _remove_scratch(plan.folder, claims.leases)
     record = RunRecord(plan.folder, plan.facts, plan.shared, plan.shard, fence)
@@ -236,22 +236,6 @@ def _opened(plan: FolderPlan, claims: Claims) -> RunFolder:
         record.start(rows.index.last_attempt)
     _warn_of_other_graders(plan, rows)
     return folder
-
-
-def _fence_of(folder: Path, claims: Claims, lease: Lease | None) -> Fence:
-    """The fence of a writer that may write while it holds `lease`.
-
-    One of several, without such a lease, may write while nobody is alone in the folder.
-    """
-
-    def check() -> None:
-        is_lost = not claims.leases.held(lease) if lease else claims.lost_to_single_writer()
-        if is_lost and not folder.exists():
-            raise StoreError(f"{folder} was removed while it was written to; start again")
-        if is_lost:
-            raise StoreError(f"another process has taken {folder} over; this one ends")
-
-    return Fence(claims.leases.writer, check)
 
 
 def _remove_scratch(folder: Path, leases: Leases) -> None:

@@ -19,6 +19,8 @@ from launch.config.setup import setup_of
 from launch.rows import backfill_target
 from pipeline.backfill.missing_passes import Selection, scan, split_cues
 from pipeline.spec import SpecError
+from pipeline.store.files import StoreError
+from pipeline.store.leases import Leases
 from tests.fakes.configs import ROOT, composed
 from tests.fakes.stored_rows import write_rows
 
@@ -339,6 +341,34 @@ def test_rows_of_another_model_are_refused_unless_allowed(tmp_path: Path) -> Non
     with pytest.raises(SpecError, match="model must be big"):
         fill(path, "cue=wait")
     assert fill(path, "cue=wait", "backfill.other_model=true") == 0
+
+
+def test_a_backfill_whose_run_folder_was_taken_over_while_it_was_paused_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run(tmp_path)
+    real, before = door.keep_original, path.read_bytes()
+
+    def taken_over(*given: Any) -> Path:
+        lease = max((path.parent / ".leases").glob("all.*"))
+        next_one = lease.with_name(f"all.{int(lease.suffix[1:]) + 1}")
+        next_one.write_text(json.dumps({"writer": "another-1-ab", "state": "held"}))
+        return real(*given)
+
+    monkeypatch.setattr(door, "keep_original", taken_over)
+    with pytest.raises(StoreError, match="another process has taken .* over"):
+        fill(path, "cue=wait")
+    assert path.read_bytes() == before
+
+
+def test_a_file_in_a_folder_that_shards_write_to_is_not_replaced(tmp_path: Path) -> None:
+    path = run(tmp_path)
+    writer = Leases(path.parent, 60)
+    writer.enter()
+    with pytest.raises(SpecError, match="is being written by process"):
+        fill(path, "cue=wait")
+    writer.close()
+    assert fill(path, "cue=wait") == 0
 
 
 def test_two_backfills_of_one_file_do_not_meet(tmp_path: Path) -> None:
