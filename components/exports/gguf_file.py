@@ -1,5 +1,6 @@
 """A model as one GGUF file, for llama.cpp and everything that is built on it."""
 
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from components.exports.llama_cpp import (
 )
 from components.models.gguf_header import read_header
 from components.models.gguf_rewriting import rewritten
+from components.models.weight_files import read_json
 from pipeline.spec import SpecError
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class GgufFile:
             between = self.type if self.type in CONVERTED else _halves(str(model.dtype))
             chosen.save(model, source)
             del model
+            if not chosen.spec.trust_remote_code:
+                remove_code(source)
             whole = target if self.type in CONVERTED else Path(work) / "whole.gguf"
             convert(converter_script(self.converter), source, whole, between)
             if self.type in ROUNDED:
@@ -91,6 +95,20 @@ class GgufFile:
                 quantize(quantizer_program(self.type, self.quantizer), whole, target, self.type)
         header = read_header(target)
         return {"architecture": header.fields["general.architecture"], "type": self.type}
+
+
+def remove_code(folder: Path) -> None:
+    """Take Python files, and the words that name such, out of a model folder.
+
+    llama.cpp's converter runs a tokenizer's own code without asking.
+    """
+    for path in folder.glob("*.py"):
+        path.unlink()
+    for name in ("config.json", "tokenizer_config.json"):
+        path = folder / name
+        words = read_json(path) if path.is_file() else {}
+        if words.pop("auto_map", None):
+            path.write_text(json.dumps(words, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def round_to(kind: str, source: Path, target: Path) -> None:

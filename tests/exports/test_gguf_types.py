@@ -1,6 +1,10 @@
 """Types of GGUF tensors: errors are those of their steps; what cannot be is refused."""
 
+import json
+import shutil
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +160,27 @@ def test_a_failing_tool_is_quoted(tmp_path: Path) -> None:
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(SpecError, match="cannot write to.type=Q6_K: no room for tensors"):
         llama_cpp.quantize(str(tool), tmp_path / "a", tmp_path / "b", "Q6_K")
+
+
+def test_code_of_a_checkpoint_is_not_run_by_the_converter(
+    tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    try:
+        llama_cpp.converter_script(None)
+    except SpecError as error:
+        pytest.skip(str(error))
+    source = Path(shutil.copytree(tiny_llama(), tmp_path / "source"))
+    words = json.loads((source / "tokenizer_config.json").read_text())
+    # The class for which the converter trusts whatever a Llama's folder brings.
+    words |= {
+        "tokenizer_class": "HybridDNATokenizer",
+        "auto_map": {"AutoTokenizer": ["own.T", None]},
+    }
+    (source / "tokenizer_config.json").write_text(json.dumps(words))
+    (source / "own.py").write_text(f"open({str(tmp_path / 'was_here')!r}, 'w')\n")
+    with suppress(SpecError):  # without its code the tokenizer may be another, or none
+        exported(tmp_path / "g", "to=gguf", "model=local", f"model.path={source}")
+    assert not (tmp_path / "was_here").exists()
 
 
 def test_every_type_has_a_maker() -> None:
