@@ -23,6 +23,7 @@ from components.backends.hf.slots.packed_rows import PackedRows
 from components.backends.hf.slots.torch_steps import rotates_alike
 from components.backends.hf.static import within_context
 from components.decoding.forced_rows import ForcedRows, Visit
+from components.decoding.shared_rows import SharedRows
 from components.models.architectures.outputs import CACHE, cache_of
 from pipeline.protocols import ForcedTokens
 
@@ -43,11 +44,11 @@ def reader_for(model: PreTrainedModel, paged: bool, use_cache: bool) -> ForcedRo
     """
     most = _CALL.get(model.device.type, _CALL["cpu"])
     if paged:
-        return PackedRows(model, most)
+        return SharedRows(PackedRows(model, most))
     forced = ForcedSteps(model, use_cache)
     together = CachedCalls(model, most)
     if forced.sharing is Sharing.PADDED and rotates_alike(model) and _agree(together, forced):
-        return together
+        return SharedRows(together)
     _LOG.warning("this model's given ids are scored one by one, as slowly as they were generated")
     return forced
 

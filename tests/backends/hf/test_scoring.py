@@ -12,6 +12,7 @@ from components.backends.hf import scoring
 from components.backends.hf.backend import HfBackend
 from components.backends.hf.forced_reading import CachedCalls, ForcedSteps
 from components.backends.hf.slots.packed_rows import PackedRows, pieces_of
+from components.decoding.shared_rows import SharedRows
 from components.models.architectures.bdh import BdhConfig, BdhForCausalLM
 from components.models.architectures.byte_tokenizer import byte_tokenizer
 from pipeline.protocols import ForcedTokens, Generation, TokenScores
@@ -88,7 +89,7 @@ def test_scores_are_what_the_decoder_measured_whatever_the_company(
     way: list[Any] = []
     made = backend(folder(kind), decoder=decoder)
     drawn, together, alone = asyncio.run(drawn_and_scored(made, way))
-    assert type(way[0]) is reader
+    assert type(getattr(way[0], "reader", way[0])) is reader
     close(together, drawn)
     close(alone, drawn)
 
@@ -103,6 +104,31 @@ def test_no_call_holds_more_logits_or_ids_than_it_may() -> None:
         assert sum(p.wanted for p in own) == len(row.token_ids)
         assert [p.first for p in own[1:]] == [p.first + p.count for p in own[:-1]]
     assert all(piece.first == 0 for call in calls for piece in call[1:])
+
+
+def test_rows_that_begin_alike_are_read_once_and_each_gets_its_own_logits() -> None:
+    rows = [
+        ForcedTokens([1, 2], [3, 4]),
+        ForcedTokens([1, 2, 3, 4, 5], [6, 7, 8]),
+        ForcedTokens([1, 2], [3, 9]),
+        ForcedTokens([1], []),
+        ForcedTokens([1, 2], [3, 4]),
+    ]
+    read: list[list[int]] = []
+
+    class Counting:
+        def read(self, rows: Sequence[ForcedTokens], most_logits: int, visit: Any) -> None:
+            for number, row in enumerate(rows):
+                read.append([*row.prompt_ids, *row.token_ids])
+                ids = torch.tensor(list(row.token_ids)).unsqueeze(-1)  # as if logits told the id
+                for start in range(0, len(ids), most_logits):
+                    visit(number, start, ids[start : start + most_logits])
+
+    got: list[list[int]] = [[] for _ in rows]
+    shared = SharedRows(Counting())
+    shared.read(rows, 2, lambda row, index, logits: got[row].extend(logits.squeeze(-1).tolist()))
+    assert got == [list(row.token_ids) for row in rows]
+    assert sorted(map(len, read)) == [4, 8]
 
 
 def test_memory_that_runs_out_takes_fewer_positions_and_the_numbers_stay(
@@ -162,5 +188,10 @@ def test_text_is_forced_as_it_goes_on_after_the_prompt(folder: Folder) -> None:
     row = made.force(asked, Generation([], "Well, then.", "stop_token", tail="</think>"))
     assert row.prompt_ids == made.encode(asked)
     assert made._encoder().decode(row.token_ids) == text
-    given = made.force(asked, Generation([7, 8], "??", "eos"))
-    assert (given.prompt_ids, given.token_ids) == (row.prompt_ids, [7, 8])
+    assert row.encoded and row.text == text and (row.ends or [])[-1] == len(text)
+    ids = [*row.token_ids, 2]
+    given = made.force(asked, Generation(ids, text, "eos"))
+    assert (given.token_ids, given.encoded) == (ids, False)
+    assert (given.ends or [])[-2:] == [len(text)] * 2, "an end of sequence is no text"
+    other = made.force(asked, Generation([7, 8], "??", "max_new_tokens"))
+    assert other.encoded and made._encoder().decode(other.token_ids) == "??"
