@@ -9,7 +9,8 @@ predicted_answer, ground_truth, metadata). `pass` chooses the pass of these two,
 standard errors; by=subject,level groups rows by columns of the data as well.
 `config_dir` is a folder of configuration whose tasks are trusted as those of conf/ are.
 
-Texts in a CSV file are exactly those of the rows. Spreadsheets run a text that begins like a
+Texts in a CSV file are exactly those of the rows, but for halves of surrogate pairs, which become
+U+FFFD outside of JSON lines. Spreadsheets run a text that begins like a
 formula; formulas=escape puts an apostrophe before such a text.
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 from launch.config.command_line import ended
 from launch.reporting.plain import plain
 from launch.rows.stored_task import StoredTasks, prompt_of
-from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat
+from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat, in_utf8
 from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
 from pipeline.backfill.stored_rows import example_of
@@ -234,13 +235,13 @@ def to_csv(rows: Rows, out: Path, escape: bool = False) -> int:
 
     Else the texts stay as they are, and a line says how many look so.
     """
-    names = list(column_kinds(rows()))
+    names = list(column_kinds(map(in_utf8, rows())))
     out.parent.mkdir(parents=True, exist_ok=True)
     count = formulas = 0
     with out.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
-        for count, row in enumerate(rows(), start=1):  # noqa: B007
+        for count, row in enumerate(map(in_utf8, rows()), start=1):  # noqa: B007
             cells = {name: _cell(value) for name, value in row.items()}
             risky = [name for name, cell in cells.items() if _like_a_formula(cell)]
             formulas += len(risky)
@@ -267,12 +268,12 @@ def to_parquet(rows: Rows, out: Path) -> int:
     import pyarrow as pa
     from pyarrow import parquet
 
-    kinds = column_kinds(rows())
+    kinds = column_kinds(map(in_utf8, rows()))
     schema = pa.schema([(name, _arrow(kind)) for name, kind in kinds.items()])
     out.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with parquet.ParquetWriter(out, schema, compression="zstd") as writer:
-        for batch in batches(rows(), ROWS_AT_ONCE):
+        for batch in batches(map(in_utf8, rows()), ROWS_AT_ONCE):
             fit = [fitted(row, kinds) for row in batch]
             writer.write_table(pa.Table.from_pylist(fit, schema=schema))
             count += len(batch)

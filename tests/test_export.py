@@ -57,6 +57,24 @@ def test_arrays_can_be_left_out(folder: Path, tmp_path: Path) -> None:
     assert not names & {"pass1.token_ids", "pass1.entropies", "pass2a.logprobs"}
 
 
+@pytest.mark.parametrize("to", ["csv", "parquet", "jsonl", "hf"])
+def test_half_a_surrogate_pair_is_exported(tmp_path: Path, to: str) -> None:
+    half = "half \ud83d, é"
+    rows = [row(half, 0, one(True), metadata={"subject": half, "tags": [half]})]
+    path = write_rows(tmp_path / "step0.jsonl", [json.dumps(line) for line in rows])
+    exported(path, tmp_path / f"out.{to}", f"to={to}")
+    whole = "half \ufffd, é"
+    if to == "csv":
+        assert pd.read_csv(tmp_path / "out.csv")["problem"].tolist() == [whole]
+    elif to == "parquet":
+        frame = pd.read_parquet(tmp_path / "out.parquet")
+        assert frame["problem"].tolist() == [whole] and list(frame["metadata.tags"][0]) == [whole]
+    elif to == "hf":
+        assert load_from_disk(tmp_path / "out.hf")["problem"][0] == whole
+    else:
+        assert json.loads((tmp_path / "out.jsonl").read_text())["problem"] == half
+
+
 def test_csv_reads_back(folder: Path, tmp_path: Path) -> None:
     exported(folder, tmp_path / "rows.csv", "to=csv")
     with (tmp_path / "rows.csv").open(newline="") as file:

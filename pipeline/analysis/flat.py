@@ -1,6 +1,7 @@
 """Rows as flat columns of one type each: what Parquet, CSV and data frames can hold."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ from pipeline.store.files import Row
 
 Kind = str
 KINDS = {bool: "bool", int: "int", float: "float", str: "text"}
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def flat(row: Row) -> Row:
@@ -19,6 +21,15 @@ def flat(row: Row) -> Row:
         elif not (name.startswith("pass") and value is None):
             columns[name] = value
     return columns
+
+
+def in_utf8(value: Any) -> Any:
+    """The value with U+FFFD for each half of a surrogate pair: JSON has them, UTF-8 has not."""
+    if isinstance(value, str):
+        return value if value.isascii() else _HALF.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {in_utf8(name): in_utf8(inner) for name, inner in value.items()}
+    return [in_utf8(item) for item in value] if isinstance(value, list) else value
 
 
 def kind_of(value: Any) -> Kind | None:
