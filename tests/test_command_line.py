@@ -1,5 +1,6 @@
 """What a person gets wrong on a command line ends in one sentence that names it, and status 2."""
 
+import io
 import json
 import os
 import subprocess
@@ -234,3 +235,13 @@ def test_composing_imports_neither_pandas_nor_torch() -> None:
     line = [sys.executable, "-c", code]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_what_standard_output_cannot_show_is_printed_as_escapes(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(seen, encoding=encoding))
+    assert ended(lambda: print("é half \ud83d")) == 0
+    assert seen.getvalue().decode() in ("\\xe9 half \\ud83d\n", "é half \\ud83d\n")

@@ -1,5 +1,6 @@
 """How commands read their line and end: what a person got wrong is one sentence and status 2."""
 
+import io
 import os
 import re
 import shlex
@@ -36,7 +37,12 @@ PARTS = {"sampling": Sampling, "run": Run, "model": ModelSpec}
 
 
 def ended(work: Callable[[], int | None]) -> int:
-    """The status of `work`; 2 where it was refused or a file failed, with the reason printed."""
+    """The status of `work`; 2 where it was refused or a file failed, with the reason printed.
+
+    Characters that standard output cannot show are printed as escapes.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = work() or 0
         sys.stdout.flush()

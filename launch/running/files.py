@@ -53,7 +53,9 @@ def log_into(files: Sequence[Path]) -> Iterator[None]:
     terminal = logging.StreamHandler()
     terminal.setLevel(logging.WARNING)
     handlers: list[logging.Handler] = [terminal]
-    handlers += [logging.FileHandler(file, encoding="utf-8") for file in files]
+    handlers += [
+        logging.FileHandler(file, encoding="utf-8", errors="backslashreplace") for file in files
+    ]
     for handler in handlers:
         handler.setFormatter(logging.Formatter(FORMAT))
         root.addHandler(handler)
