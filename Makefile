@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization check golden test-soak bench
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## make .venv, with everything that demo and test need
 

@@ -185,6 +185,11 @@ def test_help_says_the_choices(script: str) -> None:
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "crossword" in done.stdout and "num_samples" in done.stdout
+    listed, _, _ = done.stdout.partition("Keys (key=value)")
+    if script == "run.py":
+        assert "\nmodel: bdh_tiny, " in listed and "\nsampling: " in listed
+        assert not [word for word in ("legacy", "math-azure", "base", "prices") if word in listed]
+        assert max(map(len, listed.splitlines()[1:])) <= 100
 
 
 def test_a_torn_run_record_is_named_by_the_sweep_and_by_the_table(tmp_path: Path) -> None:

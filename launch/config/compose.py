@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launch.config import cluster
 from launch.config.command_line import check_choices, check_names, error_sentence
-from launch.config.words import CONF
+from launch.config.words import CONF, options_of_groups
 from launch.talk.session import TalkSpec
 from pipeline.protocols import Backend, Phase, Quantization, Task
 from pipeline.run.phases import cap_key
@@ -60,7 +60,11 @@ HANDED_OVER = ("model", "quantization", "cache_dir")  # to a backend that has su
 
 
 def register_schema() -> None:
-    """Make `run_spec` and the clusters' options known to Hydra; called before composition."""
+    """Make what configs name known to Hydra: schemas, options of clusters, what help lists.
+
+    Called before composition.
+    """
+    OmegaConf.register_new_resolver("options_of_groups", options_of_groups, replace=True)
     cluster.register()
     ConfigStore.instance().store(name="run_spec", node=RunSpec)
     ConfigStore.instance().store(name="talk_spec", node=TalkSpec)

@@ -1,17 +1,35 @@
 """What a word of the command line stands for: a run folder's line, a model by its path, an id."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 
 from pipeline.spec import SpecError
 from pipeline.store.stored_record import read_record
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 CONFIG_FLAGS = ("--config-path", "-cp", "--config-dir", "-cd", "--config-name", "-cn")
+HELP_WIDTH = 100  # characters of a line
 LAUNCHER = "hydra.launcher."
 SBATCH = f"{LAUNCHER}additional_parameters."  # options that Slurm has and the schema does not
+
+
+def options_of_groups(choices: Mapping[str, object], searched: Sequence[str]) -> str:
+    """What `--help` lists: every group that a run chooses from, with its options, a line each.
+
+    Groups and options stand in conf/ and in the folders of `hydra.searchpath` (`file://...`). What
+    lies deeper than a group, such as the presets of earlier projects, is left out.
+    """
+    folders = [CONF, *(Path(place.removeprefix("file://")) for place in searched)]
+    lines = []
+    for group in sorted(choices):
+        files = (file for folder in folders for file in (folder / group).glob("*.yaml"))
+        names = ", ".join(sorted({file.stem for file in files}))
+        if names and "/" not in group:
+            lines += wrap(f"{group}: {names}", HELP_WIDTH, subsequent_indent="  ")
+    return "\n".join(lines)
 
 
 def overrides_of_folders(words: Sequence[str]) -> list[str]:

@@ -113,7 +113,12 @@ def array_limit(options: dict[str, Any]) -> int:
 def _ask(command: list[str]) -> "subprocess.CompletedProcess[str]":
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+    except FileNotFoundError as error:
+        raise QueueError(
+            f"there is no {command[0]} here; type this line where Slurm's commands are, or leave "
+            "cluster=slurm out"
+        ) from error
+    except subprocess.TimeoutExpired as error:
         raise QueueError(f"{command[0]}: {error}") from error
 
 

@@ -82,7 +82,7 @@ def scheduler_factory(
             "weights of %d layers lie as the processor's matrix instructions read them", layered
         )
     if device.type == "cpu" and model.dtype == torch.float32:
-        _LOG.warning(
+        _LOG.info(
             "float32 ids do not depend on how many rows decode together, but the last digits of "
             "entropies and logprobs may: decoder=generate on an Intel processor fixes those too"
         )
