@@ -19,6 +19,7 @@ PHASE_SHARES = ("think_", "answer_")  # shares of stop reasons, such as think_eo
 NATS = (
     *("entropy", "entropy_think", "entropy_answer", "entropy_sd"),
     *("entropy_from", "entropy_to"),  # of a quartile
+    *("ent1", "t1", "a1", "ent2", "t2", "a2"),  # of the table by step
 )
 P_VALUES = ("p", "p_signs", "p_exact")
 TENTHS = ("tokens", "tokens_think", "tokens_answer", "tokens_per_second", "seconds")
