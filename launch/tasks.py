@@ -7,12 +7,16 @@ task, how an answer is judged, where the data comes from, and what it asks.
 import argparse
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
+
 from launch.config.command_line import ended
 from launch.config.compose import compose_task
+from launch.running.console import table_console
 
 CONF = Path(__file__).parents[1] / "conf" / "task"
 HEADER = ("task", "examples", "judged by", "data", "what it asks")
@@ -57,14 +61,14 @@ def _sentence(path: Path, task: Any) -> str:
     return module.splitlines()[0]
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
-    """The rows under a header, in columns."""
-    lines = [HEADER, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    padded = (
-        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
-    )
-    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+def table(rows: Iterable[tuple[str, ...]]) -> Table:
+    """The rows under a header, in columns that are folded to the width of a line."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(HEADER):
+        made.add_column(name, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made
 
 
 def main() -> int:
@@ -72,7 +76,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", default="", choices=["", "legacy"])
     folder = parser.parse_args().folder
-    return ended(lambda: print(table(list(listed(folder)))))
+    return ended(lambda: table_console().print(table(listed(folder))))
 
 
 if __name__ == "__main__":

@@ -20,3 +20,4 @@ def test_the_door_prints_the_presets_of_earlier_projects_when_asked() -> None:
     command = [sys.executable, "launch/tasks.py", "legacy"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "legacy/math-azure" in done.stdout, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 100 and "[test]" in done.stdout
