@@ -72,8 +72,8 @@ def test_every_table_is_printed_and_written(
     path = written(tmp_path, rows)
     record = {
         "attempts": [
-            {"rows": 20, "tokens": 300, "seconds": 10},
-            {"rows": 4, "tokens": 60, "seconds": 2},
+            {"attempt": 1, "status": "killed", "rows": 20, "tokens": 300, "seconds": 10},
+            {"attempt": 2, "status": "complete", "rows": 4, "tokens": 60, "seconds": 2},
         ]
     }
     (path.parent / "run.json").write_text(json.dumps(record))
