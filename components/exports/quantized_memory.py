@@ -35,22 +35,28 @@ class QuantizedMemory:
         """Write the model, and load it again.
 
         Returns:
-            `memory`: per bank and matrix, bytes before and after and the relative error.
+            `memory`: per bank and matrix, bytes before and after and the relative error; `parts`:
+            bytes of the model by part, before and after.
 
         Raises:
             SpecError: there are no banks, or they are quantized already.
         """
+        from components.quantization.report import weights_report
+
         model: Any = chosen.load()
         if model.settings.quantize_memory or not len(model.memory_banks):
             why = "is quantized already" if len(model.memory_banks) else "has no banks"
             raise SpecError(f"to=memory_quantized must have a memory to quantize, and it {why}")
+        before = weights_report(model)["parts"]
         told = quantize_memory(model, self.bits)
+        after = weights_report(model)["parts"]
         chosen.save(model, folder)
         expected = logits_of(model)
         del model
         what = f"to.bits={self.bits}"
         return {
             "memory": told,
+            "parts": {"before": before, "after": after},
             "reloaded_logits_differ_by": difference_when_reloaded(chosen, folder, expected, what),
         }
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from components.models.checkpoint import resolve
+from launch import api
 from pipeline.spec import ModelSpec, SpecError
 from tests.fakes.exports import exported, loaded, logits
 from tests.fakes.memory_models import CHAPTERS, model, written
@@ -124,6 +125,9 @@ def test_a_quantized_bank_comes_back_and_does_not_grow(
     for matrix in record["memory"].values():
         assert matrix["bytes_after"] < matrix["bytes_before"] / (2 if bits == 8 else 3)
         assert 0 < matrix["relative_error"] < (0.01 if bits == 8 else 0.15)
+    sizes = [sum(record["parts"][when]["memory_bank"].values()) for when in ("before", "after")]
+    assert sizes[1] == sum(matrix["bytes_after"] for matrix in record["memory"].values()) < sizes[0]
+    assert record["parts"]["before"]["base"] == record["parts"]["after"]["base"]
     back = loaded(out)
     assert back.settings.memory_quant_bits == bits and back.settings.use_low_rank_memory is factors
     exact = logits(made)
@@ -132,6 +136,25 @@ def test_a_quantized_bank_comes_back_and_does_not_grow(
     stored = load_file(out / "model.safetensors")
     kept = [n for n in stored if "memory_banks" not in n]
     assert all(torch.equal(stored[n], made.state_dict()[n]) for n in kept)
+
+
+@pytest.mark.parametrize("decoder", ["auto", "generate"])
+def test_a_run_decodes_with_a_quantized_bank(
+    checkpoint: Maker, tmp_path: Path, decoder: str
+) -> None:
+    folder, _ = checkpoint(**CHAPTERS, routing_strategy_inference="token")
+    exported(tmp_path / "q", "to=memory_quantized", "to.bits=4", *of(folder))
+    words = ["task=qa", "backend=hf", "backend.device=cpu", f"backend.decoder={decoder}"]
+    words += [*of(tmp_path / "q"), "run.limit=2", "sampling.max_new_tokens=4", "sampling=greedy"]
+    outcome = api.run(api.compose(*words, f"run.root={tmp_path}/runs"))
+    assert outcome.state == "complete" and len(list(outcome.rows())) == 2
+
+
+def test_rows_of_odd_length_are_refused_at_4_bit(checkpoint: Maker, tmp_path: Path) -> None:
+    folder, _ = checkpoint(memory_dim=21)
+    with pytest.raises(SpecError, match="rows of even length, got 21: take 8 bit"):
+        exported(tmp_path / "q", "to=memory_quantized", "to.bits=4", *of(folder))
+    exported(tmp_path / "q", "to=memory_quantized", "to.bits=8", *of(folder))
 
 
 def test_quantized_memory_can_be_taken_out_too(checkpoint: Maker, tmp_path: Path) -> None:
