@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from components.backends.openai_api.answers import Answered
 from components.backends.openai_api.batch_api import BatchApi
-from components.backends.openai_api.bounds import probability_fields
-from components.backends.openai_api.credentials import refuse_credentials
-from components.backends.openai_api.dialect import APIS, EXTENSIONS, OF_THE_API, Dialect
-from components.backends.openai_api.endings import STOP_TEXTS, ending
+from components.backends.openai_api.dialect import OF_THE_API, Dialect
 from components.backends.openai_api.failures import GatewayError
+from components.backends.openai_api.generations import generation_of
+from components.backends.openai_api.money import Money
 from components.backends.openai_api.pace import Limits, Pace
-from components.backends.openai_api.prefill import MODES, Findings, continues, question
-from components.backends.openai_api.prices import Price, Tally, find
+from components.backends.openai_api.prefill import Findings, continues, question
 from components.backends.openai_api.response_cache import KeptAnswers
 from components.backends.openai_api.retries import Retry
 from components.backends.openai_api.samples import Samples, Share
 from components.backends.openai_api.sender import Place, Sender
 from components.backends.openai_api.service import Connection
+from components.backends.openai_api.settings import prefill_mode, refuse_settings
 from components.models.checkpoint import cache_folder
 from pipeline.protocols import (
     BackendLostError,
@@ -32,7 +31,7 @@ from pipeline.protocols import (
     Request,
     spelled,
 )
-from pipeline.spec import ModelSpec, Sampling, SpecError, require
+from pipeline.spec import ModelSpec, Sampling, SpecError
 
 if TYPE_CHECKING:
     from components.backends.openai_api.prompt_text import PromptText
@@ -93,29 +92,19 @@ class OpenAiBackend:
             prefill_body: fields added to requests that open the assistant's turn.
             response_cache: folder of kept answers; null: every answer is new.
         """
-        require(api in APIS, "backend.api", f"be one of {APIS}", api)
-        if isinstance(prefill, bool):  # YAML reads a bare yes or no as one
-            prefill = "yes" if prefill else "no"
-        require(prefill in MODES, "backend.prefill", f"be one of {MODES}", prefill)
-        require(stop_text in STOP_TEXTS, "backend.stop_text", f"be one of {STOP_TEXTS}", stop_text)
-        require(0 <= top_logprobs <= 20, "backend.top_logprobs", "lie in 0..20", top_logprobs)
-        refuse_credentials("backend.extra_body", extra_body or {})
-        refuse_credentials("backend.prefill_body", prefill_body or {})
-        filters = filters or []
-        known = set(filters) <= set(EXTENSIONS)
-        require(known, "backend.filters", f"hold some of {EXTENSIONS}", filters)
-        require(bool(deployment), "backend.deployment", "name the service's model", deployment)
+        prefill, filters = prefill_mode(prefill), filters or []
+        bodies = {"extra_body": extra_body, "prefill_body": prefill_body}
+        refuse_settings(api, deployment, stop_text, top_logprobs, filters, bodies)
         self.name, self.quantization = service, "none"
         self._deployment, self._endpoint, self._api_version = deployment, endpoint, api_version
         self._movable, self._prefill, self._stop_text = connection.movable, prefill, stop_text
         self._top, self._batch = top_logprobs, batch
         self._step = model.step if isinstance(model.step, int) else 0
         self._cache = cache_folder(cache_dir)
-        cap_name = "max_output_tokens" if api == "responses" else token_cap
         self._dialect = Dialect(
             api=api,
             deployment=deployment,
-            cap_name=cap_name,
+            cap_name="max_output_tokens" if api == "responses" else token_cap,
             sends=tuple(filters),
             top_logprobs=top_logprobs,
             seed=seed,
@@ -125,15 +114,13 @@ class OpenAiBackend:
         url = connection.address(endpoint, deployment)
         place = Place(service, url, api_version, self._cache)
         self.pace = Pace(pace)
+        self._money = Money(service, deployment, prices or {}, self._is_batched, self._lose)
         self._make_sender: Callable[[], Sender] = lambda: Sender(
-            connection, place, self._dialect, self.pace, retry, self._discard
+            connection, place, self._dialect, self.pace, retry, self._money.discarded
         )
         self._sender = self._make_sender()
         together = samples_per_request and api != "responses" and not batch.enabled
         self._samples = Samples(self._ask, together)
-        self._price: Price | None = find(prices or {}, deployment)
-        self._tally = Tally()
-        self._budgeted = False
         self._kept = KeptAnswers(Path(response_cache).expanduser()) if response_cache else None
         self._text = _prompt_text(model, self._cache) if api == "completions" else None
         if self._text is not None:
@@ -182,7 +169,7 @@ class OpenAiBackend:
 
     def describe(self) -> dict[str, Any]:
         """Tokens, money, pace, and what the service turned out not to take."""
-        attempts = self._sender.attempts
+        attempts, tally = self._sender.attempts, self._money.tally
         return {
             "device": "service",
             "service": self.name,
@@ -195,8 +182,8 @@ class OpenAiBackend:
             "throttled": self.pace.shrunk,
             "repeated_attempts": attempts.repeated if attempts else 0,
             "cache_hits": self._kept.hits if self._kept else 0,
-            **asdict(self._tally),
-            "cost_usd": self._tally.cost_usd if not self._tally.unpriced else None,
+            **asdict(tally),
+            "cost_usd": tally.cost_usd if not tally.unpriced else None,
         }
 
     def preview(self, prompt: Prompt) -> str:
@@ -209,17 +196,11 @@ class OpenAiBackend:
 
     def priced(self) -> bool:
         """Whether the price table knows the deployment; asked where there is a budget."""
-        self._budgeted = True
-        return self._price is not None
+        return self._money.priced()
 
     def worst_cost(self, request: Request) -> float:
         """USD for a request that uses its cap, every byte of its prompt counted as a token."""
-        assert self._price is not None
-        messages = request.prompt.messages
-        texts = [spelled(m.content) for m in messages] + [spelled(request.prompt.prefill)]
-        prompt_tokens = sum(len(text.encode()) + 16 for text in texts)
-        batched = self._batch.enabled and self._sender.met  # the first request goes directly
-        return self._price.at_most(prompt_tokens, request.cap, batched)
+        return self._money.at_most(request)
 
     async def __aenter__(self) -> Self:
         """Read the key, make the client."""
@@ -267,6 +248,13 @@ class OpenAiBackend:
     async def follow(self) -> None:
         """There is one process."""
 
+    def _is_batched(self) -> bool:
+        """Whether the next request goes in a batch; the first one goes directly."""
+        return self._batch.enabled and self._sender.met
+
+    def _lose(self, error: BackendLostError) -> None:
+        self._sender.lose(error)
+
     async def _ask(self, request: Request, count: Callable[[], int]) -> Answered:
         text = self._text.of(request.prompt) if self._text else None
         try:
@@ -284,77 +272,16 @@ class OpenAiBackend:
         return self._kept.key(where, self._dialect.body(request, 1, text), request.seed)
 
     def _generation(self, request: Request, share: Share, seconds: float) -> Generation:
-        said, usage = share.said, share.usage
-        made = usage.get("completion_tokens")
-        alone = made if share.shared_by == 1 else None  # a part of several samples' usage
-        text, tail, reason = ending(said, request, self._stop_text, alone)
-        chosen, about_entropy = probability_fields(said, self._top if request.entropy else 0)
-        reported = usage.pop("cost", None)
-        cost = self._cost(usage, share.answered.batched) if reported is None else reported
-        self._check_price(request, reported, share.shared_by)
-        self._tally.add(usage, cost)
-        extra: dict[str, Any] = {
+        cost = self._money.answered(request, share.usage, share.answered.batched)
+        columns = {
             "endpoint": self._endpoint,
             "deployment": self._deployment,
             "api_version": self._api_version,
             "served_model": share.answered.model,
-            "usage": usage,
+            "usage": share.usage,
             "cost_usd": cost,
-            **about_entropy,
-            **said.extra,
         }
-        extra |= {"tokens_unknown": True} if made is None and not said.tokens else {}
-        discarded = share.answered.discarded_usd if share.first else 0.0
-        extra |= {"discarded_usd": discarded} if discarded else {}
-        extra |= {"usage_shared_by": share.shared_by} if share.shared_by > 1 else {}
-        return Generation(
-            token_ids=[],
-            num_tokens=_num_tokens(made, share),
-            text=text,
-            tail=tail,
-            finish_reason=reason,
-            prompt_tokens=(usage.get("prompt_tokens") or 0) * share.shared_by,
-            logprobs=chosen,
-            seconds=seconds,
-            backend_columns=extra,
-        )
-
-    def _cost(self, usage: Mapping[str, Any], batched: bool) -> float | None:
-        """USD by the price table; None without a price, or without usage that says it all."""
-        if self._price is None or not usage.get("total_tokens"):
-            return None
-        return self._price.of(usage, batched)
-
-    def _discard(
-        self, request: Request, usage: Mapping[str, Any] | None, num_samples: int, batched: bool
-    ) -> float:
-        """Count an answer that cannot be used; its USD, at worst where its usage is unknown."""
-        self._tally.discarded += 1
-        usd = (usage or {}).get("cost")
-        if usd is None and self._price is not None:
-            worst, known = num_samples * self.worst_cost(request), self._cost(usage or {}, batched)
-            usd = worst if known is None else known
-        self._tally.cost_usd += usd or 0.0
-        if request.spending is not None:
-            request.spending.discarded(usd or 0.0)
-        return float(usd or 0.0)
-
-    def _check_price(self, request: Request, reported: float | None, shared_by: int) -> None:
-        """Under a budget, a price table below what the service charges ends the run.
-
-        The answers under way are kept.
-        """
-        if reported is None or not self._budgeted or self._price is None:
-            return
-        worst = self.worst_cost(request) + 1e-9
-        if reported > worst:
-            self._sender.lose(
-                BackendLostError(
-                    f"{self.name} reports {reported:.6g} USD for a request that backend.prices "
-                    f"puts at {worst:.6g} USD at most, so run.budget cannot hold: set "
-                    f"backend.prices.{self._deployment}, or run.budget=null"
-                )
-            )
+        return generation_of(request, share, columns, self._stop_text, self._top, seconds)
 
     def may_have_paid(self, request: Request) -> bool:
         """Whether a request that was given up goes on all the same, shared with others."""
@@ -391,14 +318,6 @@ class OpenAiBackend:
         finally:
             await sender.close()
         return continues(answered.choices[0].text)
-
-
-def _num_tokens(reported: int | None, share: Share) -> int:
-    """Generated tokens of one choice; its own probabilities count them where usage is shared."""
-    tokens = share.said.tokens
-    if reported is None or (share.shared_by > 1 and tokens):
-        return len(tokens or ())
-    return reported
 
 
 def _prompt_text(model: ModelSpec, cache: Path) -> "PromptText":

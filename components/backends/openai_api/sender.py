@@ -21,7 +21,8 @@ from components.backends.openai_api.answers import (
     refuse_error,
 )
 from components.backends.openai_api.attempts import Attempts
-from components.backends.openai_api.batch_api import BatchApi, BatchJobs
+from components.backends.openai_api.batch_api import BatchApi
+from components.backends.openai_api.batch_jobs import BatchJobs
 from components.backends.openai_api.complaints import Complaint
 from components.backends.openai_api.dialect import PATHS, Dialect, RefusedParameterError
 from components.backends.openai_api.failures import GatewayError, may_have_left
