@@ -150,6 +150,18 @@ def test_verdicts_by_canonical_forms(tmp_path: Path) -> None:
     assert verdicts == ["0", "1", "1", "0", "1"]
 
 
+def test_what_improved_follows_from_verdicts_by_canonical_forms(tmp_path: Path) -> None:
+    def said(canon: str) -> dict[str, Any]:
+        return one(True) | {"pred_answer_canon": canon}
+
+    kept = {"improved_over_pass1": False}  # as recorded: both passes were right
+    rows = [row("p", 0, said("15"), said("5") | kept, gold_answer_canon="5")]
+    written(tmp_path, rows)
+    assert counted(tmp_path)["impS_pct"] == "0.0"
+    found = counted(tmp_path, "--recompute_correctness", "exact")
+    assert (found["impS_pct"], found["impE_pct"]) == ("100.0", "100.0")
+
+
 def test_recompute_grades_with_the_tasks_grader_and_generates_nothing(tmp_path: Path) -> None:
     def said(answer: str) -> dict[str, Any]:
         output = f"<think>I think</think>\n<answer>{answer}</answer>"

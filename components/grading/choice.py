@@ -20,7 +20,7 @@ _MORE = r"(?P<more>\s*(?:,\s*(?:and|or)?|/|&|\band\b|\bor\b)\s*\(?[A-Z]\)?(?=\s*
 _BUT = r"(?:[\s,]*but\s+(?:rather\s+)?(?:option\s+)?\(?(?P<but>[A-Z])\)?(?!\w))?"
 _STATED = re.compile(
     r"\b(?i:answers?|(?:correct|right|best|final|my)\s+(?:option|choice|response))\b"
-    r"(?P<between>[^.\n:=?]{0,40}?)(?:\b(?i:is|are|be|was)\b|[:=])(?P<not>n't|n\u2019t|\s+not\b)?"
+    r"(?P<between>[^.\n:=?]{0,40}?)(?:\b(?i:is|are|be|was)\b|[:=]|(?i:(?<=answer))\s[-\u2013\u2014]\s)(?P<not>n't|n\u2019t|\s+not\b)?"
     rf"\s*[:=]?\s*(?i:{_FILLER}){_LETTER}{_MORE}{_BUT}"
 )
 _CHOSEN = re.compile(
@@ -33,7 +33,17 @@ _CALLED_RIGHT = re.compile(
     r"(?i:(?:clearly|therefore|thus|the|indeed|definitely)\s+){0,8}(?i:correct|right|best|true|answer)\b"
     r"(?P<more>(?!))?(?P<but>(?!))?"
 )
-_LEADING = re.compile(r"\s*\(?([A-Z])(?:\s*[).:,](?!\w)|\s*$|\s*\n|(?<![AI])\s+(?=[a-z(]))")
+_IT_IS = re.compile(
+    r"\b(?:(?i:it)(?:['\u2019]s|\s+(?i:is|must be|should be|has to be|would be))"
+    r"|(?i:so|thus|hence|therefore),?)\s+"
+    rf"(?i:{_FILLER})\(?(?P<letter>[A-Z])\)?(?=\s*(?:[.;!\n]|, (?:not|because|since|as)\b|$))"
+    r"(?P<not>(?!))?(?P<more>(?!))?(?P<but>(?!))?"
+)
+_LEADING = re.compile(
+    r"\s*\(?([A-Z])(?:\s*[).:,](?!\w)|\s*$|\s*\n|(?<![AI])\s+(?=[a-z(])"
+    r"|\s[-\u2013\u2014]\s(?!\s*[A-Z]\b))"
+)
+_IN_ONE_LINE = re.compile(r"(?<!\S)\(?([A-Z])\s?[).:](?=\s)")
 _LISTED = re.compile(r"^\s*\(?([A-Z])\s*[).:]", re.MULTILINE)
 _ALONE = re.compile(r"\s*\(?([A-Za-z])\s*[).]?\s*[.!]?\s*")
 _MENTIONED = re.compile(r"\b(?i:option|choice)\s+\(?([A-Z])\b|\(([A-Z])\)")
@@ -72,7 +82,8 @@ def chosen_letter(text: str, choices: Sequence[str] = ()) -> str | None:
         return stated[-1].letter
     listed = {match[1] for match in _LISTED.finditer(text)} & set(letters)
     inline = {match[2] for match in _MENTIONED.finditer(text)} & set(letters)
-    if len(listed) > 1 or len(inline) > 2:  # the options, repeated
+    in_line = {match[1] for match in _IN_ONE_LINE.finditer(text)} & set(letters)
+    if len(listed) > 1 or len(inline) > 2 or len(in_line) > 2:  # the options, repeated
         return _last_line(text, letters)
     leading = _LEADING.match(text)
     if leading and leading[1] in letters:
@@ -82,7 +93,7 @@ def chosen_letter(text: str, choices: Sequence[str] = ()) -> str | None:
 
 def _statements(text: str, letters: str) -> list[Statement]:
     found = []
-    for pattern in (_STATED, _CHOSEN, _CALLED_RIGHT):
+    for pattern in (_STATED, _CHOSEN, _CALLED_RIGHT, _IT_IS):
         for match in pattern.finditer(text):
             letter = match["but"] or match["letter"].upper()
             denial = match["not"] is not None and match["but"] is None

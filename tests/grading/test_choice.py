@@ -8,6 +8,21 @@ from components.grading.choice import chosen_letter
 CHOICES = ["0", "100", "50", "25", "75"]
 
 CASES = [
+    ("A) 0 B) 100 C) 50", None),
+    ("I think it's B", "B"),
+    ("It must be D.", "D"),
+    ("It is A.", "A"),
+    ("It is A good idea.", None),
+    ("It is not B.", None),
+    ("It is B. But wait, it is C.", "C"),
+    ("It's C, not D.", "C"),
+    ("Both A and B are wrong, so C.", "C"),
+    ("We can rule out A, B and C. So D.", "D"),
+    ("D - the sun", "D"),
+    ("A - B = 3", None),
+    ("Answer - C", "C"),
+    ("Answer - A common mistake is to add", None),
+    ("the answer range is 3 - B", None),
     ("B", "B"),
     ("b", "B"),
     ("b)", "B"),

@@ -47,6 +47,7 @@ _LEAD_IN = re.compile(
     r"(?![a-zA-Z])\s*:?",
     re.IGNORECASE,
 )
+_SENTENCE = re.compile(r"\\(?:text|mbox)\s*\{([^{}]*)\}")
 _TRAIL = re.compile(
     r"\s+(?:is|are)\s+(?:(?:the|our|my)\s+)?(?:(?:final|correct|required)\s+)?answers?\s*[.!]?$",
     re.IGNORECASE,
@@ -60,6 +61,8 @@ _SQRT = re.compile(r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))")
 def clean(text: str) -> str:
     """One line of LaTeX without wrappers, sizes, styles and odd spacing; other commands stay."""
     text = _unwrap(spelling.plain(_unwrap(text.strip())))
+    sentence = _SENTENCE.fullmatch(text)
+    text = sentence[1] if sentence and _LEAD_IN.match(sentence[1]) else text
     lead_in = _LEAD_IN.match(text)
     if lead_in and lead_in.end() < len(text):
         text = _unwrap(spelling.plain(text[lead_in.end() :]))

@@ -125,6 +125,8 @@ def _as_other(relation: Relation) -> Shape:
 def _value(relation: Relation) -> Shape:
     first, last = relation.sides[0], relation.sides[-1]
     values = relation.sides
+    if is_name(first) and is_name(last) and last.endswith(")") and not last.startswith("("):
+        return relation  # P(A) = P(B) says the value of neither
     if is_name(first):
         values = values[1:]
     elif is_name(last):

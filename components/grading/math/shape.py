@@ -86,7 +86,7 @@ def read(text: str, depth: int = 0) -> Shape:
     if special is not None:
         return special
     listed = WORDS.fullmatch(text)
-    if listed and _AND.search(listed[1]):
+    if listed and (_AND.search(listed[1]) or "," in listed[1]):
         return read(listed[1], depth + 1)
     head, unit = split_unit(text)
     if unit is not None and number(head) is not None:

@@ -71,7 +71,9 @@ _QUOTIENT = re.compile(
     r"\\frac ?\{ ?\\text ?\{([^{}]*)\} ?\} ?\{ ?\\text ?\{([^{}]*)\} ?(\^ ?\{? ?\d ?\}?)? ?\}$"
 )
 _JOINED = re.compile(r"\} ?(?:\\cdot|\\times|(/)) ?\\text ?\{")
-_MEGA = re.compile(r"\bM(?=(?:W|J|N|Pa|Hz|V|A|eV)\b)")
+_MEGA = re.compile(r"\bM(?=(?:g|m|W|J|N|Pa|Hz|V|A|eV)\b)")
+_BITS = re.compile(r"\b([kKMGT])b(?=/|ps|\b)")
+_NOON = re.compile(r"(?<=[\d ])([AaPp])\. ?([Mm])\.?$")
 _FUNCTIONS = {
     "sin",
     "cos",
@@ -133,7 +135,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
 
 def _split_named(text: str) -> tuple[str, str | None]:
     """As `split_unit`, of a text without a currency sign."""
-    text = _in_one_text(text)
+    text = _NOON.sub(r"\1\2", _in_one_text(text))
     scale = _SCALE.fullmatch(text)
     if scale and not _ANGLE_FUNCTION.search(text):
         return scale[1], _CANON[scale[2].lower()]
@@ -179,7 +181,7 @@ def same_unit(gold: str, pred: str) -> bool:
 
 def canonical_unit(text: str) -> str | None:
     """`square centimetres`, `cm^2` and `sq. cm` are `cm^2`; None when there are no letters."""
-    words = _MEGA.sub("mega ", text).replace("\\cdot", " ")
+    words = _BITS.sub(r"\1 bit", _MEGA.sub("mega ", text)).replace("\\cdot", " ")
     words = words.lower().replace("per cent", "percent")
     words = re.sub(r"(?:^|\s)per\s", "/", words)
     words = re.sub(r"\b([ap])\. ?m\b", r"\1m", words)
