@@ -4,7 +4,9 @@ import re
 
 from components.grading.math.shapes import Based
 
-_BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?(?:\\text ?\{)?([a-z]+|\d+)\}? ?\}|(\d))")
+_BASED = re.compile(
+    r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?(?:\\text ?\{)?\(?([a-z]+|\d+)\)?\}? ?\}|(\d))"
+)
 _BASE_WORDS = re.compile(r"([0-9A-Z]+) ?\\?(?:text ?\{)? ?\(? ?(?:in )?base[ -](\w+) ?\)? ?\}?")
 _NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 

@@ -52,6 +52,7 @@ _TRAIL = re.compile(
     r"\s+(?:is|are)\s+(?:(?:the|our|my)\s+)?(?:(?:final|correct|required)\s+)?answers?\s*[.!]?$",
     re.IGNORECASE,
 )
+_ANGLES = re.compile(r"^<([^<>=]*,[^<>=]*)>$")  # a vector as programs write it
 _EITHER = re.compile(r"(?:either|both)\s+(?=\S)", re.IGNORECASE)
 _ROMAN = re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|boldsymbol|bm|underline)\s*(?=\{)")
 _FRAC = re.compile(r"\\frac\s*(?:\{|(\d)|([a-zA-Z])|(\\[a-zA-Z]+))")
@@ -67,7 +68,7 @@ def clean(text: str) -> str:
     if lead_in and lead_in.end() < len(text):
         text = _unwrap(spelling.plain(text[lead_in.end() :]))
     text = _EITHER.sub("", _TRAIL.sub("", text), count=1)
-    text = spelling.latex(_unboxed(text))
+    text = _ANGLES.sub(r"\\langle \1\\rangle ", spelling.latex(_unboxed(text)))
     text = _SIZES.sub("", text)
     text = _THOUSANDS.sub(",", text)
     text = _GROUPED.sub("", text)

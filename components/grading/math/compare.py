@@ -213,6 +213,9 @@ def _relations(gold: Relation, pred: Relation) -> Outcome:
             return _groups(ours, theirs)
         if len(variables(gold)) == len(variables(pred)) == 1:
             return False, "inequalities in different variables"
+    left, right = _as_other(gold), _as_other(pred)
+    if isinstance(left, Union) and isinstance(right, Union) and variables(gold) == variables(pred):
+        return _unordered(left.parts, right.parts)
     ours_up, theirs_up = ascending(gold), ascending(pred)
     if ours_up.signs != theirs_up.signs or len(ours_up.sides) != 2:
         return False, "different relations"

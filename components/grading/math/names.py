@@ -16,12 +16,17 @@ _CHANCE = (
     r"(?:\\(?:Pr|text ?\{ ?(?:P|Pr|E|Var) ?\}|mathbb ?\{? ?[PE] ?\}?)|Pr|P|E|Var) ?"
     r"(?:\([^()]*\)|\[[^\[\]]*\])"
 )
+_COLUMN = (
+    r"\\begin ?\{[pb]matrix\} ?[A-Za-z](?: ?(?:\\\\|&) ?[A-Za-z])+ ?(?:\\\\ ?)?"
+    r"\\end ?\{[pb]matrix\}"
+)
 _WORDS = r"(?:\\text ?\{[^{}]*[A-Za-z]{2}[^{}]*\} ?)+|[A-Za-z]{3,}(?: [A-Za-z]+)*"
 _LONE = re.compile(
     rf"(?:{_SYMBOL}|{_FUNCTION}|{_SEGMENT}|m ?\\angle ?[A-Z]{{1,3}}|{_WORDS}"
     rf"|\| ?{_SEGMENT} ?\||\| ?[a-z] ?\||\[ ?[A-Z]{{3,5}} ?\]"
     rf"|\\(?:vec|mathbf|overrightarrow) ?\{{ ?[A-Za-z]{{1,2}} ?\}}"
-    rf"|\(? ?{_SYMBOL}(?: ?[,:] ?{_SYMBOL})+ ?\)?|{_SEGMENT}(?: ?: ?{_SEGMENT})+|{_CHANCE})"
+    rf"|\(? ?{_SYMBOL}(?: ?[,:] ?{_SYMBOL})+ ?\)?|{_SEGMENT}(?: ?: ?{_SEGMENT})+"
+    rf"|{_CHANCE}|{_COLUMN})"
 )
 _FUNCTION_NAMES = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|frac)(?![a-z])")
 

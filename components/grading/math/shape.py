@@ -56,6 +56,7 @@ _REALS = re.compile(
 _EXCEPT = re.compile(
     r"(?:\\mathbb ?\{? ?R ?\}?) ?(?:\\setminus|\\backslash|-|\\text ?\{ ?except ?\}) ?\\\{(.*)\\\}"
 )
+_NOT_THESE = re.compile(r"([A-Za-z]) ?\\ne(?![a-z])((?:(?!\\ne(?![a-z])|[=<>]).)*)")
 _EMPTY = re.compile(
     r"\\emptyset|\\\{ ?\\\}|\\text ?\{ ?(?:the )?empty set ?\}|(?:the )?empty set", re.I
 )
@@ -118,6 +119,10 @@ def _special(text: str, depth: int) -> Shape | None:
     if excluded:
         points = split(excluded[1], (",", ";"))
         return Relation(("x", ",".join(points)), ("!=",))
+    not_these = _NOT_THESE.fullmatch(text)
+    if not_these:
+        points = [sign for point in split(not_these[2], (",", ";")) for sign in plus_minus(point)]
+        return Relation((not_these[1], ",".join(points)), ("!=",))
     builder = _BUILDER.fullmatch(text)
     if builder:
         return read(builder[1], depth + 1)
