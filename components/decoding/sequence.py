@@ -177,7 +177,7 @@ def changed_logits(
         return logits
     changed = logits.float().clone()
     for row in changing:
-        sequence = sequences[row]
-        assert sequence.strategy is not None
-        changed[row] = sequence.strategy.changed(changed[row], sequence.ids, allowed)
+        strategy = sequences[row].strategy
+        assert strategy is not None
+        changed[row] = strategy.changed(changed[row], sequences[row].ids, allowed)
     return changed

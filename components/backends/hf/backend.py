@@ -20,6 +20,7 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from components.backends.hf.assisted import load_assistant
 from components.backends.hf.batches import Batches
 from components.backends.hf.forced_reading import reader_for
 from components.backends.hf.processor import has_bfloat16
@@ -94,6 +95,7 @@ class HfBackend(Backend):
         use_cache: bool = True,
         threads: int | None = None,
         kv_cache_dtype: str = "auto",
+        assistant_model: str | None = None,
     ) -> None:
         """Check the arguments; nothing is loaded.
 
@@ -111,6 +113,8 @@ class HfBackend(Backend):
             threads: CPU threads; None: as many as this process may use.
             kv_cache_dtype: of the keys and values that `slots` caches. auto: the model's type;
                 fp8: 8 bits, which halves the memory and the time of attention and is less exact.
+            assistant_model: a small model with the same tokenizer (hub id, folder or file), whose
+                guesses `generate` checks several at a time, row by row; they change no text.
         """
         require(batch_size >= 1, "backend.batch_size", "be 1 or more", batch_size)
         require(decoder in DECODERS, "backend.decoder", f"be one of {DECODERS}", decoder)
@@ -125,6 +129,11 @@ class HfBackend(Backend):
         if kv_cache_dtype != "auto":
             rule = "be auto with backend.decoder=generate, which caches in the model's type"
             require(decoder != "generate", "backend.kv_cache_dtype", rule, kv_cache_dtype)
+        if assistant_model is not None:
+            rule = "be null with backend.decoder=slots: only generate takes an assistant"
+            require(decoder != "slots", "backend.assistant_model", rule, assistant_model)
+            rule = "be null with backend.use_cache=false, which leaves nothing to save"
+            require(use_cache, "backend.assistant_model", rule, assistant_model)
         self.capacity = 2 * batch_size
         self._device = _device(device)
         quantization.refuse(self._device.type, capability_of(self._device), None)
@@ -148,9 +157,15 @@ class HfBackend(Backend):
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
         self._unfinished: set[TokenSequence] = set()
         self._plan = SamplingPlan()
+        self._assistant = assistant_model
 
     def expect(self, sampling: Sampling) -> None:
         """As `SamplingPlan.expect`: the decoder is chosen for all that it is told."""
+        if self._assistant is not None:
+            rule = "be null with an assistant model (backend.assistant_model)"
+            require(sampling.regex is None, "sampling.regex", rule, sampling.regex)
+            schema = sampling.json_schema
+            require(schema is None, "sampling.json_schema", rule, schema)
         self._plan.expect(sampling, self._decoder)
         self.options = dataclasses.replace(self.options, changing=self._plan.changing)
 
@@ -324,6 +339,9 @@ class HfBackend(Backend):
         if self._plan.searches:
             self._need_own_cache_type("sampling.num_beams above 1, which takes generate")
             _LOG.info("decoding with generate: sampling.num_beams is above 1")
+        elif self._assistant is not None:
+            self._need_own_cache_type("backend.assistant_model, which takes generate")
+            _LOG.info("decoding with generate, row by row: backend.assistant_model")
         elif self._decoder != "generate":
             make = self._slots(model, allowed)
             if make is not None:
@@ -331,7 +349,11 @@ class HfBackend(Backend):
         self._cache_size = cache_report(model)
         self._scorer = self._make_scorer(model, paged=False)
         score = self._scorer.score
-        static = StaticDecoder(model, allowed, self._use_cache, self._threads, score)
+        assistant = None
+        if self._assistant is not None:
+            how = self._cache, self._quantization
+            assistant = load_assistant(self._assistant, model, vocabulary, *how)
+        static = StaticDecoder(model, allowed, self._use_cache, self._threads, score, assistant)
         return lambda: Batches(static.run, self._batch_size)
 
     def _slots(self, model: PreTrainedModel, allowed: torch.Tensor) -> Callable[[], Engine] | None:

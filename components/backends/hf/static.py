@@ -17,6 +17,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from components.backends.hf.assisted import AssistedDecoder
 from components.backends.hf.beams import BeamSearch, Score
 from components.backends.hf.padding import Sharing, padded, rotary_switch, separate, sharing
 from components.backends.hf.rowwise import make_repeatable
@@ -38,6 +39,7 @@ class StaticDecoder:
         use_cache: bool,
         threads: int,
         score: Score,
+        assistant: PreTrainedModel | None = None,
     ) -> None:
         """Prepare `model`, and find out what its batches may hold.
 
@@ -50,6 +52,7 @@ class StaticDecoder:
             use_cache: whether steps reuse keys, values and states.
             threads: CPU threads of a step.
             score: measures the texts that a beam search found.
+            assistant: guesses ids; then sequences are decoded one by one.
         """
         model.generation_config = _config()
         if model.device.type == "cpu" and model.dtype == torch.float32:
@@ -59,6 +62,7 @@ class StaticDecoder:
         self._use_cache = use_cache
         self._threads = threads
         self._switch = rotary_switch(model)
+        self._assisted = AssistedDecoder(model, assistant, allowed) if assistant else None
         self._beams = BeamSearch(model, allowed, use_cache, score)
         self._sharing = sharing(model, use_cache)
         if self._sharing is not Sharing.PADDED:
@@ -77,6 +81,12 @@ class StaticDecoder:
             with torch.inference_mode(), within_context(self._model):
                 self._beams.run(searches, finish)
         sequences = [each for each in sequences if each.request.sampling.num_beams == 1]
+        if self._assisted is not None:
+            for sequence in sequences:
+                if not sequence.finished:
+                    with torch.inference_mode(), within_context(self._model):
+                        self._assisted.run(sequence, finish)
+            return
         for part in separate(sequences, self._sharing, self._switch):
             unfinished = [sequence for sequence in part if not sequence.finished]
             if unfinished:
