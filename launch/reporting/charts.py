@@ -75,9 +75,12 @@ def points(table: Table) -> list[Line]:
 
 
 def flips(table: Table) -> list[Line]:
-    """What became of right and wrong rows under each cue, over all steps and temperatures."""
+    """What became of right and wrong rows under each cue, over all steps and temperatures.
+
+    `p` is the p-value by sign flips as tables show it, None where there is none.
+    """
     return [
-        _named(line, by)
+        _named(line, by) | {"p": cells.cell(line, "p_signs")}
         for by in groupings(table)
         for line in plain(estimates.flips(pooled(table, ["task", "model"], by)))
     ]

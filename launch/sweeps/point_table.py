@@ -42,8 +42,7 @@ def print_points(members: Sequence[SweepPoint], failures: Mapping[str, str]) -> 
     if len(members) > 1:
         judged = [(member, found) for member in members if (found := judged_rows(member))]
         if judged:
-            keys = [key for key in swept([member.setup for member in members]) if key != SEED]
-            console.print(accuracy_table(judged, keys))
+            console.print(accuracy_table(judged, swept([member.setup for member in members])))
         reasons += [
             JUDGED_OTHERWISE.format(m.name, f.num_others) for m, f in judged if f.num_others
         ]
@@ -76,12 +75,13 @@ def judged_rows(member: SweepPoint) -> JudgedRows | None:
 
 
 def accuracy_table(judged: Sequence[tuple[SweepPoint, JudgedRows]], keys: Sequence[str]) -> Table:
-    """The accuracy of every pass by the values of `keys`: the mean over points that share them."""
+    """The accuracy of every pass by the values of the swept `keys`, as the mean over seeds."""
+    seeds, keys = SEED in keys, [key for key in keys if key != SEED]
     groups: dict[tuple[str, ...], list[dict[str, float]]] = {}
     for member, found in judged:
         groups.setdefault(_values(member, keys), []).append(found.accuracies)
     names = sorted({name for group in groups.values() for point in group for name in point})
-    title = "accuracy, mean over seeds"
+    title = "accuracy, mean over seeds" if seeds else "accuracy"
     table = Table(title=title, title_style="", min_width=len(title))
     for name in (*keys, "points", *names):
         table.add_column(name, overflow="fold")

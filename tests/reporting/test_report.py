@@ -162,7 +162,7 @@ def test_numbers_are_over_all_rows_and_those_worked_out_by_hand(tmp_path: Path) 
     assert index["rows"] == [] and index["passes"] == ["pass 1", "wait"]
     (flip,) = index["charts"]["flips"]
     counts = [flip[name] for name in ("right_right", "right_wrong", "wrong_right", "wrong_wrong")]
-    assert counts == [1, 1, 2, 0] and flip["p_exact"] == 1.0
+    assert counts == [1, 1, 2, 0] and flip["p_exact"] == 1.0 and flip["p"] == "1.0"
     first, second = (p for p in index["charts"]["points"] if p["place"] == [])
     assert (first["label"], first["accuracy"], second["accuracy"]) == ("pass 1", 0.4, 0.75)
     bins = [h for h in index["charts"]["histograms"] if h["label"] == "pass 1"]

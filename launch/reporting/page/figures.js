@@ -113,9 +113,8 @@ function flipSentence(flip) {
     `${flip.right_right} stayed right`,
     `${flip.wrong_wrong} stayed wrong`,
   ];
-  if (!isKnown(flip.p_signs)) return counts.join(", ");
-  const p = +flip.p_signs.toPrecision(2);
-  return `${counts.join(", ")}; p = ${p} (exact, sign flips by example)`;
+  if (!isKnown(flip.p)) return counts.join(", ");
+  return `${counts.join(", ")}; p = ${flip.p} (exact, sign flips by example)`;
 }
 
 // A plot runs over what varies; of the rest it shows the chosen value, or the pooled points.
