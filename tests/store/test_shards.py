@@ -167,12 +167,16 @@ def test_a_finished_point_with_a_new_cue_is_shared_out_and_merged_again(tmp_path
 
 def test_a_shard_that_was_asked_for_more_goes_on_when_another_is_done(tmp_path: Path) -> None:
     """The other may not merge while chunks are held, since merging removes parts and journals."""
-    session, mine, others = open_now(shard(tmp_path, samples=3)), Counting(), Counting()
+    session, mine, others = (
+        open_now(shard(tmp_path, samples=3, lease_seconds=60)),
+        Counting(),
+        Counting(),
+    )
     example, sample = asyncio.run(session.next_trace())
     asyncio.run(session.run_trace(example, sample, 0, mine))
     _, second = asyncio.run(session.next_trace())
     asyncio.run(session.run_trace(example, second, 1, mine))
-    assert go(shard(tmp_path), others).status == "complete"
+    assert go(shard(tmp_path, lease_seconds=60), others).status == "complete"
     assert parts_of(session.point.rows_path), "the rows of who is under way stay where they are"
     while (trace := asyncio.run(session.next_trace())) is not None:
         asyncio.run(session.run_trace(*trace, 0, mine))
@@ -185,10 +189,14 @@ def test_a_shard_that_was_asked_for_more_goes_on_when_another_is_done(tmp_path: 
 
 
 def test_a_shard_between_two_chunks_goes_on_after_another_merged(tmp_path: Path) -> None:
-    session, mine, others = open_now(shard(tmp_path, samples=3)), Counting(), Counting()
+    session, mine, others = (
+        open_now(shard(tmp_path, samples=3, lease_seconds=60)),
+        Counting(),
+        Counting(),
+    )
     for number in range(3):
         asyncio.run(session.run_trace(*asyncio.run(session.next_trace()), number, mine))
-    assert go(shard(tmp_path), others).status == "complete"
+    assert go(shard(tmp_path, lease_seconds=60), others).status == "complete"
     assert not parts_of(session.point.rows_path), "it held no chunk"
     while (trace := asyncio.run(session.next_trace())) is not None:
         asyncio.run(session.run_trace(*trace, 0, mine))
@@ -226,18 +234,18 @@ def test_a_shard_that_died_elsewhere_is_taken_up_by_one_that_was_busy_meanwhile(
     leases._thread.join()
     beat = leases.folder / f"{leases.writer}.beat"
     beat.write_text(beat.read_text().replace('"boot"', '"elsewhere"'))
-    busy = open_now(shard(tmp_path))
+    busy = open_now(shard(tmp_path, lease_seconds=60))
     while (trace := asyncio.run(busy.next_trace())) is not None:
         assert trace[0].id != example.id, "nobody knows yet whether it lives"
         asyncio.run(busy.run_trace(*trace, 0, Counting()))
-    time.sleep(0.6)  # longer than a lease, with traces of its own under way
+    busy.folder.claims.leases.seconds = 0.0  # as long as a lease went by with traces of its own
     assert asyncio.run(busy.may_get_more())
     assert asyncio.run(busy.next_trace())[0].id == example.id
     busy.close({})
 
 
 def test_no_chunk_is_taken_while_another_shard_merges(tmp_path: Path) -> None:
-    session, merging = open_now(shard(tmp_path)), Leases(tmp_path, 60)
+    session, merging = open_now(shard(tmp_path, lease_seconds=60)), Leases(tmp_path, 60)
     merging.enter()
     lease = merging.take(MERGE)
     with ThreadPoolExecutor(1) as thread:
@@ -284,6 +292,20 @@ def test_expected_length_decides_which_chunk_is_taken_first(tmp_path: Path) -> N
     session = open_now(made)
     assert asyncio.run(session.next_trace())[0].id == "long"
     session.close({})
+
+
+def test_an_id_is_hashed_a_few_times_a_row_however_many_chunks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+
+    def counted(example_id: str) -> str:
+        hashed.append(example_id)
+        return chunk_of(example_id)
+
+    monkeypatch.setattr("pipeline.store.claims.chunk_of", counted)
+    assert go(shard(tmp_path)).status == "complete"
+    assert len(hashed) <= 5 * 48
 
 
 def test_leases_of_a_finished_point_are_gone(tmp_path: Path) -> None:
