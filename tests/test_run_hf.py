@@ -108,6 +108,10 @@ def wait_for_generations(folder: Path, count: int) -> None:
     raise AssertionError(f"fewer than {count} generations in {folder} after 60 s")
 
 
+def test_every_row_names_the_precision_it_was_made_in(undisturbed: list[dict[str, Any]]) -> None:
+    assert {row["quantization"] for row in undisturbed} == {"fp32"}
+
+
 def test_a_prompt_over_max_length_is_cut_and_its_row_says_so(
     tmp_path: Path, line: list[str]
 ) -> None:

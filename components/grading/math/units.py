@@ -72,7 +72,7 @@ _QUOTIENT = re.compile(
 )
 _JOINED = re.compile(r"\} ?(?:\\cdot|\\times|(/)) ?\\text ?\{")
 _MEGA = re.compile(r"\bM(?=(?:g|m|W|J|N|Pa|Hz|V|A|eV)\b)")
-_BITS = re.compile(r"\b([kKMGT])b(?=/|ps|\b)")
+_BITS = re.compile(r"\b([kKMGT])b(ps)?\b")
 _NOON = re.compile(r"(?<=[\d ])([AaPp])\. ?([Mm])\.?$")
 _FUNCTIONS = {
     "sin",
@@ -181,7 +181,9 @@ def same_unit(gold: str, pred: str) -> bool:
 
 def canonical_unit(text: str) -> str | None:
     """`square centimetres`, `cm^2` and `sq. cm` are `cm^2`; None when there are no letters."""
-    words = _BITS.sub(r"\1 bit", _MEGA.sub("mega ", text)).replace("\\cdot", " ")
+    words = _BITS.sub(
+        lambda bits: f"{bits[1]} bit{'/s' if bits[2] else ''}", _MEGA.sub("mega ", text)
+    ).replace("\\cdot", " ")
     words = words.lower().replace("per cent", "percent")
     words = re.sub(r"(?:^|\s)per\s", "/", words)
     words = re.sub(r"\b([ap])\. ?m\b", r"\1m", words)
