@@ -15,7 +15,7 @@ def forced(encoder: PromptEncoder, prompt: Prompt, generation: Generation) -> Fo
     if ids and max(ids) < len(encoder.tokenizer):
         ended = generation.finish_reason == "eos"
         text, ends = _spelled(encoder, prompt_ids, ids, ended)
-        if _bare(text) == _bare(generation.spelled):
+        if _says(text, generation):
             return ForcedTokens(prompt_ids, ids, text, ends)
     ids = encoder.continued(generation.spelled)
     _, ends = _spelled(encoder, prompt_ids, ids, ended=False)
@@ -34,6 +34,15 @@ def _spelled(
     return text.text, text.ends
 
 
+def _says(text: str, generation: Generation) -> bool:
+    """Whether ids that spell `text` are those of a stored generation.
+
+    Rows keep neither blanks around a generation's text nor half a character at its end.
+    """
+    own = text.removesuffix(generation.tail)
+    whole = len(own) + len(generation.tail) == len(text)
+    return whole and _bare(own) == _bare(generation.text)
+
+
 def _bare(text: str) -> str:
-    """Text without what rows do not keep: blanks around it, and half a character at its end."""
     return text.strip().rstrip(HALF).strip()

@@ -51,9 +51,12 @@ def without_entropies(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("cue", ["wait", "[wait,neutral]"])
 def test_both_passes_get_what_the_decoder_measured(
-    tmp_path: Path, model: list[str], cue: str
+    tmp_path: Path, model: list[str], smollm2: Path, cue: str
 ) -> None:
-    path = run(tmp_path, *model, *CAPS, f"cue={cue}")
+    limit = []
+    if cue == "wait":  # a model that writes stop strings, with blanks before them
+        model, limit = [*model[:-1], f"model.path={smollm2}"], ["run.limit=1"]
+    path = run(tmp_path, *model, *CAPS, *limit, f"cue={cue}")
     measured = rows_of(path)
     write_rows(path, [without_entropies(row) for row in measured])
     assert fill(path, *model, "backend.decoder=generate") == 0

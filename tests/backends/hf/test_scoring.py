@@ -195,3 +195,8 @@ def test_text_is_forced_as_it_goes_on_after_the_prompt(folder: Folder) -> None:
     assert (given.ends or [])[-2:] == [len(text)] * 2, "an end of sequence is no text"
     other = made.force(asked, Generation([7, 8], "??", "max_new_tokens"))
     assert other.encoded and made._encoder().decode(other.token_ids) == "??"
+    spaced = made._encoder().continued("\nWell, then.\n</think>")
+    stored = Generation(spaced, "Well, then.", "stop_token", tail="</think>")
+    own = made.force(asked, stored)
+    assert (own.token_ids, own.encoded) == (spaced, False), "rows keep no blanks around a text"
+    assert own.text == "\nWell, then.\n</think>"
