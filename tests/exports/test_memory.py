@@ -43,7 +43,9 @@ def of(folder: Path) -> list[str]:
     return ["model=local", f"model.path={folder}", f"run.cache_dir={folder.parent}/cache"]
 
 
-def test_memory_alone_goes_back_onto_its_base(checkpoint: Maker, tmp_path: Path) -> None:
+def test_memory_alone_goes_back_onto_its_base(
+    checkpoint: Maker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder, made = checkpoint(**CHAPTERS)
     out = tmp_path / "memory"
     record = exported(out, "to=memory", *of(folder))
@@ -54,6 +56,7 @@ def test_memory_alone_goes_back_onto_its_base(checkpoint: Maker, tmp_path: Path)
     assert sum(t.nbytes for t in parts.values()) < 0.05 * (folder / "model.pt").stat().st_size
     assert torch.equal(logits(loaded(out)), logits(loaded(folder)))
     torch.testing.assert_close(logits(loaded(out)), logits(made), rtol=1e-5, atol=1e-5)
+    assert "memory_parts" not in caplog.text
 
 
 def test_what_training_changed_in_the_backbone_comes_along(

@@ -18,7 +18,7 @@ from components.models.architectures.memory_transformer import (
 from components.models.checkpoint import prepare, resolve
 from components.models.converters.state_dicts import demand, read_safetensors
 from components.models.hashes import tokenizer_folder
-from components.models.loading import load_model
+from components.models.loading import load_model, quietly
 from components.models.tensors import tensors_hash
 from components.models.weight_files import read_json
 from components.quantization.precision import Precision
@@ -68,7 +68,8 @@ def convert(folder: Path, cache: Path) -> tuple[MemoryTransformerConfig, dict[st
 def tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer in the folder, if it has one."""
     own = tokenizer_folder(folder)
-    made: PreTrainedTokenizerBase | None = AutoTokenizer.from_pretrained(own) if own else None
+    with quietly():  # it would say of our config.json that it is of no model that it knows
+        made: PreTrainedTokenizerBase | None = AutoTokenizer.from_pretrained(own) if own else None
     return made
 
 
