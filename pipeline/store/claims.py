@@ -180,12 +180,13 @@ class Claims:
     def fence(self, lease: Lease | None) -> Fence:
         """The fence of a writer that may write while it holds `lease`.
 
-        One of several, without such a lease, may write while nobody is alone in the folder.
+        One of several may write, and needs no lease for that, while nobody is alone in the folder.
         """
         folder = self.leases.folder.parent
 
         def check() -> None:
-            is_lost = not self.leases.held(lease) if lease else self.lost_to_single_writer()
+            is_lost = lease is not None and not self.leases.held(lease)
+            is_lost = is_lost or (self.shared and self.lost_to_single_writer())
             if is_lost and not folder.exists():
                 raise StoreError(f"{folder} was removed while it was written to; start again")
             if is_lost:

@@ -164,8 +164,9 @@ class RunFolder:
         lease = self.claims.try_merge_lease()
         if lease is None:
             return
-        _remove_scratch(self.plan.folder, self.claims.leases)
         fence = self.claims.fence(lease)
+        fence.check()
+        _remove_scratch(self.plan.folder, self.claims.leases)
         self.rows.fence = self.record.fence = fence
         journals = list(self.plan.folder.glob("journal-*.jsonl")) if self.plan.shared else []
         self.rows.settle(self.plan.order)
