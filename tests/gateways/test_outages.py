@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from components.backends.openai_api.backend import OpenAiBackend
-from components.backends.openai_api.failures import GatewayError
+from components.backends.openai_api.failures import Failure, GatewayError
+from components.backends.openai_api.outage import Outage
 from components.backends.openai_api.pace import Limits, Pace
+from components.backends.openai_api.retries import Retry
 from pipeline.protocols import BackendLostError, Generation, StoppedError
 from tests.gateways.asking import ask, backend, request
 from tests.gateways.faulty import Faulty, write_clues
@@ -44,13 +46,18 @@ class Down:
 
 
 @pytest.mark.parametrize(
-    "trouble", [DOWN, Reply({"error": {"code": 503, "message": "x"}}), Reply(chat("x"), hang=9)]
+    ("trouble", "seconds"),
+    [
+        (DOWN, 1.0),
+        (Reply({"error": {"code": 503, "message": "x"}}), 1.0),
+        (Reply(chat("x"), hang=9), 4.0),
+    ],
 )
 def test_an_outage_longer_than_the_retries_fails_no_row_and_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: Reply
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: Reply, seconds: float
 ) -> None:
-    settings = ("backend.retry.retries=1", "backend.retry.timeout=0.2")
-    with Service(Down(5, 1.0, trouble)) as service, caplog.at_level(logging.WARNING):
+    settings = ("backend.retry.retries=1", "backend.retry.timeout=1")
+    with Service(Down(5, seconds, trouble)) as service, caplog.at_level(logging.WARNING):
         found = ask(
             backend(service.url, tmp_path, *settings), *(request(f"q{i}") for i in range(40))
         )
@@ -59,6 +66,24 @@ def test_an_outage_longer_than_the_retries_fails_no_row_and_is_told(
     begun = [line for line in told if "has answered nobody for" in line]
     assert begun and "1800 s at most (backend.retry.outage_seconds)" in begun[0]
     assert any(re.search(r"answers again, after [1-9]\d* s", line) for line in told)
+
+
+def test_attempts_sent_in_an_outage_that_just_ended_are_excused() -> None:
+    now = 0.0
+    outage = Outage("service", Retry(backoff=1.0), Pace(Limits()), lambda: now)
+    down = Failure(503, "down", {})
+    outage.answered()
+    for request_number in range(3):
+        outage.failed(request_number, down)
+    now = 100.0
+    outage.answered()
+    assert outage.excuses(since=50.0, sent=90.0, failure=down), "sent while nobody was answered"
+    assert not outage.excuses(since=100.5, sent=101.0, failure=down)
+    outage.failed(1, down)
+    outage.failed(2, down)
+    now = 100.5
+    outage.answered()
+    assert not outage.excuses(since=100.1, sent=100.3, failure=down), "too short a silence"
 
 
 def test_in_an_outage_one_request_at_a_time_is_tried_and_the_level_comes_back(
@@ -71,7 +96,7 @@ def test_in_an_outage_one_request_at_a_time_is_tried_and_the_level_comes_back(
         found = ask(made, *(request(f"q{i}") for i in range(600)))
     assert not [error for error in found if isinstance(error, BaseException)]
     assert script.num_refused < 2 * 64 + 80, "two attempts each, then one every 0.05 s or more"
-    assert made.pace.level > 16
+    assert made.pace.level > 4
 
 
 def test_an_outage_that_lasts_longer_than_allowed_ends_the_run_in_a_sentence(

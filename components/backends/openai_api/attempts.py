@@ -98,7 +98,7 @@ class Attempts:
         series = _Series()
         while True:
             try:
-                return await self._attempt(tokens, send)
+                return await self._attempt(tokens, send, series)
             except ATTEMPTED as error:
                 failure = self._failure_of(error)
                 failures.append(failure)
@@ -108,7 +108,7 @@ class Attempts:
                 if failure.tells_of_outage:
                     self._outage.failed(series, failure)
                 if series.num_failed > self.retry.retries:
-                    if not self._outage.excuses(series.since, failure):
+                    if not self._outage.excuses(series.since, series.sent, failure):
                         raise
                     series.restart()
                 pause = self.retry.pause(series.number(failure), failure.retry_after)
@@ -118,8 +118,11 @@ class Attempts:
             if renew is not None:
                 await renew()
 
-    async def _attempt(self, tokens: float, send: Callable[[], Awaitable[T]]) -> T:
+    async def _attempt(
+        self, tokens: float, send: Callable[[], Awaitable[T]], series: "_Series"
+    ) -> T:
         async with self.pace.admitted(tokens):
+            series.sent = time.monotonic()
             try:
                 async with asyncio.timeout(self.retry.timeout):
                     answer = await send()
@@ -149,11 +152,14 @@ class Attempts:
 
 
 class _Series:
-    """Failures of one request in a row; `since` is the time of the last but one, in seconds."""
+    """Failures of one request in a row.
+
+    `since` is the time of the last but one, `sent` when the last attempt began, in seconds.
+    """
 
     def __init__(self) -> None:
         self.num_limited = self.num_failed = 0
-        self.since = self._last = 0.0
+        self.since = self._last = self.sent = 0.0
 
     def restart(self) -> None:
         """Count failures anew."""

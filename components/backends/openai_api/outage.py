@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -11,6 +12,7 @@ from components.backends.openai_api.pace import Pace
 from components.backends.openai_api.retries import Retry
 from pipeline.protocols import BackendLostError
 
+MOST_SILENCES = 64  # that are remembered
 SEVERAL = 2  # requests that must fail: one alone may be what the service fails at
 _LOG = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class Outage:
         self._service, self._retry, self._pace, self._clock = service, retry, pace, clock
         self._last_answer: float | None = None
         self._failing: set[object] = set()  # requests that failed since the last answer
+        self._silences: deque[tuple[float, float]] = deque(maxlen=MOST_SILENCES)
         self._begun: float | None = None
         self._num_probes = 0
         self._limits: dict[asyncio.Timeout, float | None] = {}  # and when they end
@@ -53,10 +56,14 @@ class Outage:
 
     def answered(self) -> None:
         """The service answered a request, with whatever."""
+        now, last = self._clock(), self._last_answer
+        several = len(self._failing) >= SEVERAL
+        if last is not None and several and now - last >= self._retry.backoff:
+            self._silences.append((last, now))
         if self._begun is not None:
             _LOG.warning("%s answers again, after %.0f s", self._service, self._seconds())
             self._move_limits(self._clock() - self._begun)
-        self._last_answer = self._clock()
+        self._last_answer = now
         self._failing.clear()
         self._begun = None
         self._num_probes = 0
@@ -79,13 +86,19 @@ class Outage:
         self._num_probes += 1
         self._pace.one_at_a_time(self._retry.pause(self._num_probes))
 
-    def excuses(self, since: float, failure: Failure) -> bool:
+    def excuses(self, since: float, sent: float, failure: Failure) -> bool:
         """Whether a request that is out of retries goes on trying.
 
-        `since` is when its last attempt but one failed, a time of the clock.
+        `since` is when its last attempt but one failed, `sent` when the last one began, times of
+        the clock. One that was sent while several failed and nobody was answered is excused, also
+        where the service has just come back.
         """
         last = self._last_answer
-        if not self._retry.outage_seconds or last is None or last > since:
+        if not self._retry.outage_seconds or last is None:
+            return False
+        if any(begin <= sent <= end for begin, end in self._silences):
+            return True
+        if last > since:
             return False
         if len(self._failing) < SEVERAL:
             return False
