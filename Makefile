@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization check golden test-soak bench
+.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization test-distributed check golden test-soak bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,14 @@ test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills
 
 test-quantization: $(STAMP)  ## minutes: every quantization on the embedded model, against its full precision
 	$(BIN)/python -m pytest -m slow tests/quantization
+
+# DeepSpeed builds on the torch that is there, and compiles a part at run time.
+test-distributed: $(STAMP)  ## minutes: two ranks on this processor: ZeRO's checkpoints and inference, tensor parallel
+	@command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq g++ >/dev/null; }
+	@$(BIN)/python -c 'import deepspeed' 2>/dev/null || { \
+		$(BIN)/python -m pip install --quiet 'setuptools>=77,<85' wheel && DS_BUILD_OPS=0 \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/distributed
 
 test-tracking: $(STAMP)  ## the trackers with their libraries, which it installs
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tracking]'

@@ -20,6 +20,7 @@ from components.models.gguf_folder import folder_for
 from components.models.gguf_header import read_header, shards_of
 from components.models.hashes import (
     adapter_hash,
+    end_ids,
     file_hash,
     files_hash,
     tokenizer_folder,
@@ -28,6 +29,14 @@ from components.models.hashes import (
 )
 from components.models.training_steps import Pick, pick
 from components.models.weight_files import chat_template_of, stored_dtype
+from components.models.zero_folder import (
+    config_folder,
+    refuse_missing_tag,
+    state_files,
+    step_of_tag,
+    tokenizer_beside,
+    zero_tag,
+)
 from pipeline.spec import ModelSpec, SpecError, digest, require
 
 _LOG = logging.getLogger(__name__)
@@ -46,11 +55,13 @@ class Source:
         location: what `from_pretrained` takes, or the module's name. `prepare` turns a `gguf` file
             into a folder.
         revision: the commit of a hub repository.
+        config: the folder of config.json, for a checkpoint of ZeRO, whose own folder has none.
     """
 
     kind: Literal["folder", "gguf", "hub", "architecture", "foreign"]
     location: str
     revision: str | None = None
+    config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +115,11 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
         rule = f"be null, since {weights.location} is an adapter itself"
         require(adapter is None, "model.adapter", rule, spec.adapter)
         weights, adapter = _base(spec, weights), weights
-    architecture = architecture_of(spec, local_folder(weights))
-    if weights.kind == "foreign":
-        kind = foreign_kind(Path(weights.location))
-        architecture = architecture_of_kind(kind) if kind else None
+    step = picked.step
+    if _is_zero(weights):
+        weights = _with_config(spec, weights, picked)
+        step = step if spec.step is not None else step_of_tag(Path(weights.location))
+    architecture = _architecture(spec, weights)
     tokenizer = _tokenizer(spec, [source for source in (adapter, weights) if source], architecture)
     identity = {
         "weights": _identity(weights, weights_hash, cache),
@@ -118,7 +130,7 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
         identity["adapter"] = _identity(adapter, adapter_hash, cache)
         refuse_second_merge(local_folder(weights), [identity["adapter"]])
     dtype = _stored_dtype(weights)
-    return Checkpoint(weights, tokenizer, picked.step, identity, dtype, adapter, architecture)
+    return Checkpoint(weights, tokenizer, step, identity, dtype, adapter, architecture)
 
 
 def prepare(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
@@ -144,17 +156,23 @@ def local_folder(source: Source) -> Path | None:
 def _converted(source: Source, cache: Path) -> Source:
     if source.kind == "foreign":
         path = Path(source.location)
-        kind, content = foreign_kind(path), _foreign_hash(path, cache)
+        kind, content = foreign_kind(path), _foreign_hash(source, cache)
         assert kind is not None, "_locate"
-        return Source("folder", str(folder_of_foreign(path, kind, content, cache)))
+        config = Path(source.config) if source.config else None
+        return Source("folder", str(folder_of_foreign(path, kind, content, cache, config)))
     if source.kind != "gguf":
         return source
     gguf = Path(source.location)
     return Source("folder", str(folder_for(gguf, _gguf_hash(gguf, cache), cache)))
 
 
-def _foreign_hash(path: Path, cache: Path) -> str:
+def _foreign_hash(source: Source, cache: Path) -> str:
     """One hash over a foreign checkpoint: its weights, its config and its tokenizer."""
+    path = Path(source.location)
+    if source.config:
+        config = Path(source.config)
+        files = files_hash(path, state_files(path), cache)
+        return digest([files, file_hash(config / "config.json", cache), end_ids(config)])
     if path.is_dir():
         own = tokenizer_folder(path)
         return digest([weights_hash(path, cache), tokenizer_hash(own, cache) if own else None])
@@ -166,6 +184,38 @@ def _gguf_hash(gguf: Path, cache: Path) -> str:
     """The SHA-256 of a GGUF file, or one hash over all shards."""
     shards = shards_of(gguf)
     return file_hash(gguf, cache) if len(shards) == 1 else files_hash(gguf.parent, shards, cache)
+
+
+def _architecture(spec: ModelSpec, weights: Source) -> str | None:
+    if weights.kind != "foreign":
+        return architecture_of(spec, local_folder(weights))
+    if weights.config:
+        return architecture_of(spec, Path(weights.config))
+    kind = foreign_kind(Path(weights.location))
+    return architecture_of_kind(kind) if kind else None
+
+
+def _is_zero(source: Source) -> bool:
+    return source.kind == "foreign" and zero_tag(Path(source.location)) is not None
+
+
+def _with_config(spec: ModelSpec, weights: Source, picked: Pick) -> Source:
+    """A checkpoint of ZeRO with the config.json beside it, else that of `model.path`."""
+    tag = Path(weights.location)
+    folder = config_folder(tag)
+    if folder is None and spec.path != picked.path and not _is_zero_path(spec.path):
+        folder = local_folder(_locate("model.path", spec.path, spec.revision))
+    if folder is None or not (folder / "config.json").is_file():
+        raise SpecError(
+            f"model.path={tag} needs the config.json of its model, which DeepSpeed does not write: "
+            f"copy it, and the tokenizer's files, into {tag.parent}; or set model.path to the "
+            f"model that was trained, and model.checkpoints={tag.parent} model.step=<number>"
+        )
+    return dataclasses.replace(weights, config=str(folder))
+
+
+def _is_zero_path(path: str) -> bool:
+    return zero_tag(Path(path).expanduser()) is not None
 
 
 def _is_adapter(source: Source) -> bool:
@@ -203,7 +253,8 @@ def _pick(spec: ModelSpec) -> Pick:
 def _base_is_usable(path: str) -> bool:
     """Whether `model.path` is itself a model, not merely a folder of checkpoints."""
     folder = Path(path).expanduser()
-    return not folder.is_dir() or (folder / "config.json").is_file()
+    is_model = (folder / "config.json").is_file() and zero_tag(folder) is None
+    return not folder.is_dir() or is_model
 
 
 def _tokenizer(spec: ModelSpec, places: Sequence[Source], architecture: str | None) -> Source:
@@ -232,6 +283,9 @@ def _own_tokenizer(source: Source) -> Source | None:
     if source.kind == "hub" and _is_adapter(source):
         folder = local_folder(source)
         return source if folder and tokenizer_folder(folder) else None
+    if _is_zero(source):
+        beside = tokenizer_beside(Path(source.location))
+        return Source("folder", str(beside)) if beside else None
     if source.kind != "folder":
         return source
     own = tokenizer_folder(Path(source.location))
@@ -254,9 +308,10 @@ def _locate(key: str, path: str, revision: str | None) -> Source:
         readable = local.is_dir() or local.suffix in (".gguf", ".pt")
         require(readable, key, "be a folder, a .gguf file or a hub id", path)
         if local.suffix != ".gguf" and foreign_kind(local):
-            return Source("foreign", str(local))
+            return Source("foreign", str(zero_tag(local) or local))
         require(local.suffix != ".pt", key, "be a folder, a .gguf file or a hub id", path)
         return Source("folder" if local.is_dir() else "gguf", str(local))
+    refuse_missing_tag(local, key)
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf")
     require(not looks_local, key, "name an existing folder or .gguf file, or a hub id", path)
     return Source("hub", path, _commit(key, path, revision))
@@ -312,7 +367,7 @@ def _identity(source: Source, folder_hash: Callable[[Path, Path], str], cache: P
     if source.kind == "architecture":
         return f"architecture:{source.location.rpartition('.')[2]}"
     if source.kind == "foreign":
-        return f"sha256:{_foreign_hash(Path(source.location), cache)}"
+        return f"sha256:{_foreign_hash(source, cache)}"
     content = _gguf_hash if source.kind == "gguf" else folder_hash
     return f"sha256:{content(Path(source.location), cache)}"
 
@@ -336,7 +391,7 @@ def _own_template(tokenizer: Source) -> str | None:
 
 
 def _stored_dtype(weights: Source) -> str | None:
-    if weights.kind == "gguf":
+    if weights.kind == "gguf" or _is_zero(weights):
         return "float32"  # of the folder that it is converted into
     folder = local_folder(weights)
     return stored_dtype(folder) if folder else None

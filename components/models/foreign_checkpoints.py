@@ -11,9 +11,10 @@ import yaml
 
 from components.models.converted_folder import converted_folder
 from components.models.weight_files import read_json
+from components.models.zero_folder import zero_tag
 from pipeline.spec import SpecError
 
-KINDS = ("bdh", "mini_llm", "memory_transformer", "memory_parts")
+KINDS = ("bdh", "mini_llm", "memory_transformer", "memory_parts", "zero")
 _CONVERTERS = "components.models.converters"
 _VERSION = 2  # of the conversions; a higher number converts again
 
@@ -24,6 +25,8 @@ def foreign_kind(path: Path) -> str | None:
     Raises:
         SpecError: its files say two things.
     """
+    if zero_tag(path) is not None:
+        return "zero"
     folder = path if path.is_dir() else path.parent
     config = folder / "config.json"
     values = read_json(config) if config.is_file() else {}
@@ -46,13 +49,15 @@ def foreign_kind(path: Path) -> str | None:
 
 def architecture_of_kind(kind: str) -> str | None:
     """The module that registers a kind's model class; None where it becomes a usual one."""
-    if kind == "mini_llm":
+    if kind in ("mini_llm", "zero"):
         return None
     name = "memory_transformer" if kind == "memory_parts" else kind
     return f"components.models.architectures.{name}"
 
 
-def folder_of_foreign(path: Path, kind: str, content: str, cache: Path) -> Path:
+def folder_of_foreign(
+    path: Path, kind: str, content: str, cache: Path, config: Path | None = None
+) -> Path:
     """The safetensors folder of a foreign checkpoint, made if it is not in `cache` yet.
 
     Args:
@@ -60,15 +65,17 @@ def folder_of_foreign(path: Path, kind: str, content: str, cache: Path) -> Path:
         kind: one of KINDS.
         content: hash of its files, which names the folder.
         cache: the cache folder.
+        config: the folder of config.json, for a checkpoint of ZeRO.
 
     Raises:
         SpecError: the checkpoint cannot be converted, or `cache` cannot be written.
     """
-    name = path.name if path.is_dir() else f"{path.parent.name}-{path.stem}"
+    whole = path.is_dir() and config is None
+    name = path.name if whole else f"{path.parent.name}-{path.stem}"
     target = cache / "models" / f"{kind}-{name}-{content[:16]}-v{_VERSION}"
     try:
         return converted_folder(
-            target, str(path), lambda folder: _convert(path, kind, folder, cache)
+            target, str(path), lambda folder: _convert(path, kind, folder, config or cache)
         )
     except OSError as error:
         raise SpecError(
@@ -76,12 +83,13 @@ def folder_of_foreign(path: Path, kind: str, content: str, cache: Path) -> Path:
         ) from error
 
 
-def _convert(path: Path, kind: str, folder: Path, cache: Path) -> None:
+def _convert(path: Path, kind: str, folder: Path, beside: Path) -> None:
+    """Write `folder`; `beside` is the cache, or the folder of a ZeRO checkpoint's config.json."""
     from safetensors.torch import save_file
 
     converter: Any = importlib.import_module(f"{_CONVERTERS}.{kind}")
-    needed = (path, cache) if kind == "memory_parts" else (path,)  # it loads a base
-    config, state = converter.convert(*needed)
+    needs_more = kind in ("memory_parts", "zero")  # the first loads a base from the cache
+    config, state = converter.convert(path, beside) if needs_more else converter.convert(path)
     folder.mkdir()
     config.save_pretrained(folder)
     tensors = {name: tensor.contiguous().clone() for name, tensor in state.items()}

@@ -68,10 +68,11 @@ def weights_hash(folder: Path, cache: Path) -> str:
         raise SpecError(f"model.path must {rule}, got {str(folder)!r}")
     configs = _existing(folder, _CONFIGS)
     content = files_hash(folder, [*weights, *configs, *folder.glob("*.py")], cache)
-    return digest([content, _end_ids(folder)])
+    return digest([content, end_ids(folder)])
 
 
-def _end_ids(folder: Path) -> object:
+def end_ids(folder: Path) -> object:
+    """The end-of-sequence ids in a folder's generation config, or None."""
     path = folder / _GENERATION
     return read_json(path).get("eos_token_id") if path.is_file() else None
 

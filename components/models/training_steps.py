@@ -1,13 +1,16 @@
 """Picks one training step out of a folder of checkpoints."""
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components.models.zero_folder import LATEST, named_latest
 from pipeline.spec import MissingCheckpointError, SpecError
 
+_LOG = logging.getLogger(__name__)
 _STEP_FOLDER = re.compile(r"(?:checkpoint|global_step|step)[-_]?(\d+)")
 _BEST_FOLDERS = ("best", "best_model")
 _BEST_FILE = "checkpoint-best.pt"
@@ -23,7 +26,10 @@ class Pick:
 
 
 def pick(series: Path, step: int | str) -> Pick:
-    """The checkpoint of `series` at `step`: a number, `latest` (the highest), or `best`.
+    """The checkpoint of `series` at `step`: a number, `latest`, or `best`.
+
+    `latest` is the highest number, but what the file `latest` names where DeepSpeed wrote one: it
+    does so once a checkpoint is whole, so a higher number was cut off or is of an earlier training.
 
     Step folders are called `checkpoint-100`, `step-100` or `global_step100`; a training may also
     leave files such as `checkpoint-0000100.pt` beside one config.json. `best` is the
@@ -40,10 +46,21 @@ def pick(series: Path, step: int | str) -> Pick:
     steps = _steps(series)
     if step == "best":
         return _best(series, steps)
-    number = max(steps, default=None) if step == "latest" else int(step)
+    number = _latest(series, steps) if step == "latest" else int(step)
     if number is None or number not in steps:
         raise _missing(series, steps, step)
     return Pick(number, str(steps[number]))
+
+
+def _latest(series: Path, steps: dict[int, Path]) -> int | None:
+    highest, named = max(steps, default=None), named_latest(series)
+    number = _step_of(named) if named else None
+    if number is None or number == highest:
+        return highest
+    if number not in steps:
+        raise _missing(series, steps, f"latest, which the file {series / LATEST} says is {named}")
+    _LOG.warning("%s names %s, though there is a step %s", series / LATEST, named, highest)
+    return number
 
 
 def _steps(series: Path) -> dict[int, Path]:
