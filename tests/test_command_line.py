@@ -54,6 +54,8 @@ def test_a_group_set_to_nothing_lists_its_options(group: str, value: str) -> Non
         ([*LINE, "bacth_size=3"], ["there is no bacth_size", "sampling"]),
         ([*LINE, "+bacth_size=3"], ["there is no bacth_size", "sampling"]),
         ([*LINE, "sampling.temprature=1"], ["sampling.temprature", "did you mean temperature?"]),
+        ([*LINE, "sampling.penalty_alpha=1"], ["there is no sampling.penalty_alpha", "remote"]),
+        ([*LINE, "sampling.max_tokens=1"], ["sampling.max_tokens", "sampling.max_new_tokens"]),
         ([*LINE, "backend.capacty=1"], ["backend.capacty", "did you mean capacity?"]),
         ([*LINE, "sampling.temperature=hot"], ["sampling.temperature", "hot", "Float"]),
         ([*LINE, "sampling.temperature=0,1"], ["add -m", "sampling.temperature=[0,1]"]),

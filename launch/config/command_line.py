@@ -33,6 +33,20 @@ FLAGS = ("-h", "--help", "-m", "--multirun")
 COMPLETION = ("-sc", "--shell-completion")
 # Keys of a config, beside the groups.
 KEYS = ("run", "backfill", "entropy", "mode", "out", "overwrite", "check", "hydra")
+# Keys of other libraries, and what to write in their place.
+ELSEWHERE = {
+    "sampling.do_sample": "sampling=greedy draws nothing, any temperature above 0 draws",
+    "sampling.num_return_sequences": "write sampling.num_samples",
+    "sampling.n": "write sampling.num_samples",
+    "sampling.max_tokens": "write sampling.max_new_tokens",
+    "sampling.min_tokens": "write sampling.min_new_tokens",
+    "sampling.seed": "write run.seed",
+    "sampling.assistant_model": "write backend.assistant_model, which changes no text",
+    "sampling.penalty_alpha": "Transformers has left contrastive search to remote code, which is "
+    "not run here; sampling.no_repeat_ngram_size and sampling.typical_p act against dull text",
+    "sampling.num_beam_groups": "Transformers has left diverse beams to remote code, which is not "
+    "run here; sampling.num_samples draws different texts",
+}
 PARTS = {"sampling": Sampling, "run": Run, "model": ModelSpec}
 
 
@@ -175,6 +189,8 @@ def _of_key(error: OmegaConfBaseException) -> str:
     last, parent = key.rpartition(".")[2], error.parent_node
     if key.startswith("cue."):
         return f"{key} is not there; a cue of your own is added as '+cue={{{last}: {{text: ...}}}}'"
+    if key in ELSEWHERE:
+        return f"there is no {key}: {ELSEWHERE[key]}"
     names = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
     return f"there is no {key}; {_meant(last, names)}"
 
