@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.backends.hf.backend import HfBackend
 from components.backends.hf.beams import BeamSearch
-from components.decoding.sequence import TokenSequence
+from components.backends.hf.sampling_plan import SamplingPlan
+from components.decoding.sequence import Limits, TokenSequence
 from pipeline.protocols import FILTERS, STRATEGIES, Generation, Group, Prompt, Request
 from pipeline.spec import Sampling, SpecError
 from tests.fakes.hf_requests import answers, backend, request
@@ -314,3 +315,14 @@ def test_hf_honours_every_parameter_of_sampling() -> None:
     always = {"temperature", "num_samples", "think_cap", "answer_cap", "max_new_tokens"}
     assert {*FILTERS, *STRATEGIES, *always} == set(Sampling.__slots__)
     assert set(HfBackend.capabilities.filters) == {*FILTERS, *STRATEGIES}
+
+
+def test_a_decoder_that_cannot_change_logits_refuses_what_it_was_not_told_of() -> None:
+    class Graphs:
+        changes_logits = False
+
+    plan: Any = SamplingPlan()
+    asked = request(0, typical_p=0.5).sampling, 3, None, Limits(frozenset(), None), 100
+    with pytest.raises(SpecError, match=r"sampling\.typical_p must be set before the model is"):
+        plan.strategy(*asked, Graphs())
+    assert plan.strategy(*asked, None) is not None, "generate takes it"
