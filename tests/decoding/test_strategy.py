@@ -66,7 +66,7 @@ def theirs(fields: dict[str, Any]) -> LogitsProcessorList:
         {
             "logit_bias": {3: 2.5, 9: -4.0},
             "repetition_penalty": 1.4,
-            "no_repeat_ngram_size": 1,
+            "no_repeat_ngram_size": 2,
             "min_new_tokens": 9,
             "typical_p": 0.8,
             "temperature": 1.3,
