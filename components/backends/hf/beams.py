@@ -54,6 +54,8 @@ class BeamSearch:
                 continue
             sequence.start_time = sequence.start_time or time.perf_counter()
             beams = self._beams(sequence)
+            if sequence.cancelled:
+                continue
             place = sequence.request.group.index
             if place >= len(beams):
                 raise ValueError(
@@ -70,7 +72,10 @@ class BeamSearch:
         request = sequence.request
         key = repr((sequence.prompt.ids, request.stop, request.cap, request.sampling))
         if key not in self._found:
-            self._found[key] = self._search(sequence)
+            found = self._search(sequence)
+            if sequence.cancelled:  # it was broken off
+                return []
+            self._found[key] = found
         self._found.move_to_end(key)
         while len(self._found) > _KEPT:
             self._found.popitem(last=False)

@@ -173,6 +173,28 @@ def test_the_beams_of_a_prompt_are_searched_once(
     assert totals == sorted(totals, reverse=True), "equal lengths: the likeliest text comes first"
 
 
+def test_a_search_that_was_broken_off_is_begun_anew_for_the_others(
+    tiny_llama: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = answers(backend(tiny_llama()), beams(3))
+    search = BeamSearch._search
+
+    def broken_off(self: BeamSearch, sequence: TokenSequence) -> list[list[int]]:
+        sequence.cancelled = sequence.request.group.index == 0
+        return search(self, sequence)
+
+    monkeypatch.setattr(BeamSearch, "_search", broken_off)
+
+    async def scene() -> list[Generation]:
+        async with backend(tiny_llama()) as made:
+            asked = [asyncio.create_task(made.generate(each)) for each in beams(3)]
+            others = await asyncio.gather(*asked[1:])
+            asked[0].cancel()
+            return others
+
+    assert [row.token_ids for row in asyncio.run(scene())] == [r.token_ids for r in plain[1:]]
+
+
 def test_a_beam_search_takes_the_reference_decoder_and_the_log_says_so(
     tiny_llama: Maker, caplog: pytest.LogCaptureFixture
 ) -> None:
