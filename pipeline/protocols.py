@@ -204,8 +204,9 @@ class Request:
     """One generation to make.
 
     `seed` is 64 bits; `trace_id` names the trace and orders it (lower came first). `on_token(text)`
-    receives text as it becomes certain. `entropy` False: entropies and logprobs may be left out.
-    `spending` is there where a budget limits the run.
+    receives text as it becomes certain; `on_reasoning(text)` what a service sends apart from it, as
+    it comes. `entropy` False: entropies and logprobs may be left out. `spending` is there where a
+    budget limits the run.
     """
 
     prompt: Prompt
@@ -217,6 +218,7 @@ class Request:
     group: Group
     entropy: bool = True
     on_token: Callable[[str], None] | None = None
+    on_reasoning: Callable[[str], None] | None = None
     spending: Spending | None = None
 
 

@@ -53,7 +53,7 @@ class Echo(Backend):
         stop = request.stop[0] if request.stop else ""
         text, reason = _sentence(request, draw, stop)
         ids = list((text + (stop if reason == "stop_token" else "")).encode())
-        await asyncio.sleep(self.seconds_per_token * len(ids))
+        await self._speak(request, text, len(ids))
         entropies = [round(draw.random() * 2, 6) for _ in ids]
         whole = bytes(ids)
         generation = Generation(
@@ -67,9 +67,17 @@ class Echo(Backend):
             ends=[len(whole[: i + 1].decode(errors="ignore")) for i in range(len(whole))],
         )
         self._tokens += len(ids)
-        if request.on_token:
-            request.on_token(text)
         return generation
+
+    async def _speak(self, request: Request, text: str, num_tokens: int) -> None:
+        """Take the time of the tokens, handing on one character after another."""
+        if request.on_token is None:
+            await asyncio.sleep(self.seconds_per_token * num_tokens)
+            return
+        for character in text:
+            await asyncio.sleep(self.seconds_per_token * len(character.encode()))
+            request.on_token(character)
+        await asyncio.sleep(self.seconds_per_token * (num_tokens - len(text.encode())))
 
 
 def _sentence(request: Request, draw: random.Random, stop: str) -> tuple[str, FinishReason]:

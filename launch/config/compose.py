@@ -83,7 +83,7 @@ def to_spec(config: DictConfig) -> RunSpec:
     except AttributeError as error:  # a slotted dataclass refuses a key that was forced with +
         raise SpecError(f"a key that the schema does not have was added: {error}") from error
     assert isinstance(spec, RunSpec)
-    spec.sampling.json_schema = _read_schema(spec.sampling.json_schema)
+    spec.sampling.json_schema = read_schema(spec.sampling.json_schema)
     for group in ("task", "backend", "quantization"):
         check_component(group, getattr(spec, group))
     if spec.tracking:
@@ -91,7 +91,7 @@ def to_spec(config: DictConfig) -> RunSpec:
     return spec
 
 
-def _read_schema(given: object) -> object:
+def read_schema(given: object) -> object:
     """A JSON schema that is given as the name of a file; a mapping as it is."""
     if not isinstance(given, str):
         return given

@@ -1,16 +1,18 @@
 """The commands of a chat: what each is for, what values it takes, and what it does."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from launch.config.compose import read_schema
 from launch.talk.conversation import Answer, Conversation, exported
 from launch.talk.session import prompt_of
-from pipeline.protocols import FILTERS, Cue, Message
+from pipeline.protocols import Cue, Message, spelled
+from pipeline.run.point import refuse_what_it_cannot
 from pipeline.spec import Sampling, SpecError, require
 
 SETTINGS: dict[str, tuple[str, type[int] | type[float], str]] = {
@@ -22,13 +24,15 @@ SETTINGS: dict[str, tuple[str, type[int] | type[float], str]] = {
     "/penalty": ("repetition_penalty", float, "repetition penalty; 1 is off"),
 }
 OTHERS = {
+    "/set": "KEY VALUE: any other key of sampling, such as /set typical_p 0.9",
     "/seed": "N: the seed that sampled text depends on",
     "/system": "TEXT: the system prompt; without a text it is taken away",
     "/cue": "[TEXT]: make the model reconsider its last answer, and show both",
     "/think": "on|off: think between tags before the answer",
     "/entropy": "on|off: show each answer again, shaded by the entropy of its tokens",
-    "/save": "FILE.yaml: the settings as a sampling option; FILE.json: the conversation",
-    "/load": "FILE.yaml or FILE.json: what /save wrote",
+    "/save": "FILE.yaml: the settings as a sampling option; FILE.json: the conversation; "
+    "FILE.txt: the text, with mode=completion",
+    "/load": "FILE: what /save wrote",
     "/retry": "another answer to the last turn",
     "/reset": "forget the conversation; settings stay",
     "/settings": "show the settings",
@@ -36,7 +40,15 @@ OTHERS = {
     "/quit": "end (or: quit)",
 }
 NAMES = (*SETTINGS, *OTHERS)
+# Of a run, which has phases and samples of its own.
+NOT_OF_A_CHAT = ("num_samples", "think_cap", "answer_cap")
+KEYS = tuple(one.name for one in fields(Sampling) if one.name not in NOT_OF_A_CHAT)
 BARE = {"quit": "/quit", "help": "/help"}
+READERS: dict[str, Callable[[str], Any]] = {
+    ".yaml": yaml.safe_load,
+    ".json": json.loads,
+    ".txt": str,
+}
 
 
 class Quit(Exception):  # noqa: N818 - no error
@@ -60,6 +72,7 @@ class Commands:
     def __post_init__(self) -> None:
         """Bind each name to what it does."""
         self._doers = {
+            "/set": self._set_key,
             "/seed": self._seed,
             "/system": self._system,
             "/cue": self._cue,
@@ -93,23 +106,32 @@ class Commands:
         session, talk = self.conversation.session, self.conversation
         values = {name: getattr(session.sampling, key) for name, (key, _, _) in SETTINGS.items()}
         values["/max_tokens"] = session.cap
+        off = Sampling(temperature=session.sampling.temperature)
+        named = [key for key, _, _ in SETTINGS.values()]
+        for key in (key for key in KEYS if key not in named):
+            if (value := getattr(session.sampling, key)) != getattr(off, key):
+                values[f"/set {key}"] = json.dumps(value)
         values |= {"/seed": session.seed, "/system": talk.system or "none"}
         values |= {"/think": _on(talk.think), "/entropy": _on(self.entropy)}
         return "\n".join(f"{name} {value}" for name, value in values.items())
 
     def _set(self, name: str, value: str) -> None:
         key, kind, _ = SETTINGS[name]
+        self._change({key: _number(name, kind, value)})
+
+    def _set_key(self, value: str) -> None:
+        key, _, text = value.partition(" ")
+        require(key in KEYS, "/set", f"name one of {', '.join(KEYS)}, and its value", key)
+        self._change({key: _value_of(key, text.strip())})
+
+    def _change(self, values: Mapping[str, Any]) -> None:
+        self._take(replace(self.conversation.session.sampling, **values))
+
+    def _take(self, sampling: Sampling) -> None:
+        """Sample so from now on. Raises SpecError where the backend cannot."""
         session = self.conversation.session
-        filters = session.backend.capabilities.filters
-        rule = f"be left as it is: backend {session.backend.name} does not honour it"
-        require(key not in FILTERS or key in filters, name, rule, value)
-        try:
-            number = kind(value)
-        except ValueError:
-            wanted = "a whole number" if kind is int else "a number"
-            raise SpecError(f"{name} must be {wanted}, got {value!r}") from None
-        changed: dict[str, Any] = {key: number}
-        session.sampling = replace(session.sampling, **changed)
+        refuse_what_it_cannot(replace(session.spec, sampling=sampling), session.backend)
+        session.sampling = sampling
 
     def _seed(self, value: str) -> None:
         require(value.lstrip("-").isdecimal(), "/seed", "be a whole number", value)
@@ -131,8 +153,10 @@ class Commands:
         self.entropy = on
 
     def _save(self, value: str) -> None:
-        path = _named("/save", value)
-        if path.suffix == ".json":
+        path = self._file("/save", value)
+        if path.suffix == ".txt":
+            text = spelled(self.conversation.text)
+        elif path.suffix == ".json":
             text = json.dumps(exported(self.conversation.messages), ensure_ascii=False, indent=1)
         else:
             of = asdict(self.conversation.session.sampling)
@@ -144,18 +168,29 @@ class Commands:
         self.say(f"saved {path}")
 
     def _load(self, value: str) -> None:
-        path = _named("/load", value)
+        path = self._file("/load", value)
         try:
             text = path.read_text(encoding="utf-8")
-            record = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+            record = READERS[path.suffix](text)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise SpecError(f"/load must name a file that /save wrote: {error}") from error
-        if path.suffix == ".json":
+        if path.suffix == ".yaml":
+            self._take(_sampling(record, path))
+        elif path.suffix == ".json":
+            messages = list(_messages(record, path))
             self.conversation.reset()
-            self.conversation.messages = list(_messages(record, path))
+            self.conversation.messages = messages
         else:
-            self.conversation.session.sampling = _sampling(record, path)
+            self.conversation.reset()
+            self.conversation.text = (record,) if record else ()
         self.say(f"loaded {path}")
+
+    def _file(self, name: str, value: str) -> Path:
+        completion = self.conversation.session.completion
+        said = ".txt file (the text)" if completion else ".json file (the conversation)"
+        fits = Path(value).suffix in (".yaml", ".txt" if completion else ".json")
+        require(fits, name, f"name a .yaml file (settings) or a {said}", value)
+        return Path(value)
 
     def _quit(self, _: str) -> None:
         raise Quit
@@ -172,9 +207,14 @@ def cost_line(answer: Answer) -> str:
     columns = [generation.backend_columns for generation in answer.generations]
     num_tokens = sum(generation.count for generation in answer.generations)
     seconds = sum(generation.seconds for generation in answer.generations)
-    parts = [f"{num_tokens} tokens"] + ([f"{seconds:.1f} s"] if seconds else [])
-    prompt = sum((column.get("usage") or {}).get("prompt_tokens") or 0 for column in columns)
-    parts += [f"{prompt} prompt tokens"] if prompt else []
+    parts = [f"{num_tokens} tokens"]
+    for name, of_what in (
+        ("reasoning_tokens", "of them reasoning"),
+        ("prompt_tokens", "in the prompt"),
+    ):
+        told = sum((column.get("usage") or {}).get(name) or 0 for column in columns)
+        parts += [f"{told} {of_what}"] if told else []
+    parts += [f"{seconds:.1f} s"] if seconds else []
     costs = [column["cost_usd"] for column in columns if column.get("cost_usd") is not None]
     parts += [f"{sum(costs):.6f} USD"] if costs else []
     parts += ["stopped"] if answer.interrupted else []
@@ -210,7 +250,23 @@ def _on(value: bool) -> str:
     return "on" if value else "off"
 
 
-def _named(name: str, value: str) -> Path:
-    fits = Path(value).suffix in (".yaml", ".json")
-    require(fits, name, "name a .yaml file (settings) or a .json file (conversation)", value)
-    return Path(value)
+def _number(name: str, kind: type[int] | type[float], text: str) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise SpecError(f"{name} must be {wanted}, got {text!r}") from None
+
+
+def _value_of(key: str, text: str) -> Any:
+    """The value of a key of sampling as it is typed: a number, else YAML; a regex as it stands."""
+    kind = type(getattr(Sampling(), key))
+    if kind in (int, float):
+        return _number(f"/set {key}", kind, text)
+    if key == "regex":
+        return None if text == "null" else text
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"/set {key} must be YAML: {error}") from error
+    return read_schema(value) if key == "json_schema" else value

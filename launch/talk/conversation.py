@@ -1,13 +1,15 @@
 """A conversation with a model: its turns, and the answers that settings and cues give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from components.grading.answers import THINK
 from components.tasks import tag_phases
+from launch.talk.reasoning import ReasoningSplit
 from launch.talk.session import PHASE, Session, Stream
 from pipeline.protocols import Cue, Generation, Message, Phase, Piece, Prompt, spelled
 from pipeline.run.pass_fields import cue_prefix
-from pipeline.run.phases import assistant_turn
+from pipeline.run.phases import assistant_turn, sampling_of
 from pipeline.run.trace import continuing, reconsidering
 from pipeline.spec import require
 
@@ -122,25 +124,40 @@ class Conversation:
             asked = prompt
             if not self.session.completion:
                 asked = continuing(phases, prompt, generations, cue, prefills)
-            stream = self.session.stream_prompt(asked, self._sample, phase.stop, phase.cap)
-            generation, whole = _shown(stream, phase.name, show)
+            sampling = sampling_of(phase, phases, self.session.sampling)
+            stream = self.session.stream_prompt(asked, self._sample, phase, sampling)
+            before = self.session.backend.preview(asked)
+            generation, whole = _shown(stream, before, phase.name, show)
             generations.append(generation)
             if not whole:
                 return Answer(prompt, phases, tuple(generations), cue, interrupted=True)
         return Answer(prompt, phases, tuple(generations), cue)
 
 
-def _shown(stream: Stream, phase: str, show: Show) -> tuple[Generation, bool]:
-    """The generation of a stream that is shown, or its text so far when Ctrl-C stops it."""
+def _shown(stream: Stream, before: str, phase: str, show: Show) -> tuple[Generation, bool]:
+    """The generation of a stream that is shown, or its text so far when Ctrl-C stops it.
+
+    Reasoning is shown as a phase of its own; `before` is the prompt, which may have opened it.
+    """
     texts: list[str] = []
+    split = ReasoningSplit(before if phase == PHASE else "")
     try:
-        for text in stream:
-            texts.append(text)
-            show(text, phase)
+        for part in stream.parts():
+            if part.reasoning:
+                show(part.text, THINK)
+                continue
+            texts.append(part.text)
+            _show_all(split.take(part.text), phase, show)
+        _show_all(split.rest(), phase, show)
         return stream.generation, True
     except KeyboardInterrupt:
         stream.close()
         return Generation([], "".join(texts), "other", num_tokens=len(texts)), False
+
+
+def _show_all(pieces: Iterable[tuple[str, bool]], phase: str, show: Show) -> None:
+    for text, is_reasoning in pieces:
+        show(text, THINK if is_reasoning else phase)
 
 
 def exported(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.talk.commands import NAMES, Commands, Quit
+from launch.talk.commands import KEYS, NAMES, Commands, Quit
 from launch.talk.conversation import Answer, Conversation
 from launch.talk.screen import Screen
 from launch.talk.session import Session, TalkSpec
@@ -111,7 +111,7 @@ def _reader() -> Callable[[], str]:
         raise SpecError(f"a chat in a terminal needs prompt_toolkit: {rule}") from error
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "rethink"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    completer = WordCompleter(list(NAMES), sentence=True)
+    completer = WordCompleter([*NAMES, *(f"/set {key}" for key in KEYS)], sentence=True)
     history = FileHistory(str(folder / "chat_history"))
     prompts: Any = PromptSession("> ", completer=completer, history=history)
     return lambda: str(prompts.prompt())

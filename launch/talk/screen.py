@@ -22,21 +22,40 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._reasoning = self._reasoned = False  # the last piece was, some piece was
+        self._in_line = False  # text has begun a line that is not ended
 
     def say(self, text: str, style: str = "") -> None:
-        """One or more whole lines."""
+        """One or more whole lines, after those that pieces left."""
+        self.end_line()
+        self._reasoning = self._reasoned = False
         self._console.print(Text(printable(text), style), soft_wrap=True)
 
     def piece(self, text: str, phase: str) -> None:
-        """Text as it comes."""
-        style = "dim" if phase == THINK else ""
+        """Text as it comes; what is thought before the answer is dim, under a name of its own."""
+        thought = phase == THINK
+        if thought != self._reasoning:
+            self.end_line()
+            self._write("[reasoning] " if thought else "[answer] ", "dim")
+            self._reasoning, self._reasoned = thought, True
+        self._write(text, "dim" if thought else "")
+
+    def end_line(self) -> None:
+        """Go to a new line, unless that is where the text has ended."""
+        if self._in_line:
+            self._console.print()
+        self._in_line = False
+
+    def _write(self, text: str, style: str) -> None:
+        self._in_line = not text.endswith("\n")
         self._console.print(Text(printable(text), style), end="", soft_wrap=True)
 
     def ending(self, answer: Answer, entropy: bool) -> None:
         """What follows the text of an answer: reasoning that came apart, shades, numbers."""
-        self._console.print()
+        self.end_line()
         for generation in answer.generations:
-            if reasoning := generation.backend_columns.get("reasoning"):
+            reasoning = generation.backend_columns.get("reasoning")
+            if reasoning and not self._reasoned:  # the service did not stream it
                 self.say(f"[reasoning] {reasoning}", "dim")
             if entropy:
                 self._console.print(shaded(generation), soft_wrap=True)

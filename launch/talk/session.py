@@ -6,10 +6,10 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from pipeline.protocols import Backend, Generation, Group, Message, Prompt, Request
+from pipeline.protocols import Backend, Generation, Group, Message, Phase, Prompt, Request
 from pipeline.run.point import refuse_what_it_cannot
 from pipeline.run.seeds import row_seed
 from pipeline.spec import RunSpec, Sampling, SpecError, require
@@ -37,27 +37,44 @@ class TalkSpec(RunSpec):
         require(self.mode in modes, "mode", f"be one of {', '.join(modes)}", self.mode)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a stream: of its text, or of reasoning that a service sends apart from it."""
+
+    text: str
+    reasoning: bool = False
+
+
+Parts = queue.SimpleQueue[Part | None]
+
+
 @dataclass(eq=False)
 class Stream:
     """Text of one generation as it comes; iterate over it, or over it with `async for`.
 
-    The loop ends with the generation. `close` ends it earlier, and drops what is still to come.
+    The pieces are `str`, and joined they are the text of `generation`, the whole record. The loop
+    ends with the generation. `close` ends it earlier, and drops what is still to come.
     """
 
     _future: Future[Generation]
-    _texts: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+    _parts: Parts
 
     def __iter__(self) -> Iterator[str]:
         """Pieces of text, none of them half a character. Raises what the backend raises."""
-        while (text := self._texts.get()) is not None:
-            yield text
-        _ = self.generation
+        return (part.text for part in self.parts() if not part.reasoning)
 
     async def __aiter__(self) -> AsyncIterator[str]:
         """The same without blocking the caller's event loop."""
-        while (text := await asyncio.to_thread(self._texts.get)) is not None:
-            yield text
+        while (part := await asyncio.to_thread(self._parts.get)) is not None:
+            if not part.reasoning:
+                yield part.text
         await asyncio.wrap_future(self._future)
+
+    def parts(self) -> Iterator[Part]:
+        """The pieces, with those of reasoning that comes apart. Raises what the backend raises."""
+        while (part := self._parts.get()) is not None:
+            yield part
+        _ = self.generation
 
     @property
     def generation(self) -> Generation:
@@ -169,34 +186,43 @@ class Session:
         self,
         prompt: Prompt,
         sample: int = 0,
-        stop: tuple[str, ...] = (),
-        cap: int | None = None,
+        phase: Phase | None = None,
+        sampling: Sampling | None = None,
     ) -> Stream:
-        """The continuation of any prompt as it is made."""
-        texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        future = self.submit(prompt, sample, texts.put, stop, cap)
-        future.add_done_callback(lambda _: self._call_later(texts))
-        return Stream(future, texts)
+        """The continuation of any prompt as it is made; the arguments are those of `submit`."""
+        parts: Parts = queue.SimpleQueue()
+        future = self.submit(prompt, sample, parts.put, phase, sampling)
+        future.add_done_callback(lambda _: self._call_later(parts))
+        return Stream(future, parts)
 
     def submit(
         self,
         prompt: Prompt,
         sample: int = 0,
-        on_token: Callable[[str], None] | None = None,
-        stop: tuple[str, ...] = (),
-        cap: int | None = None,
+        on_part: Callable[[Part], None] | None = None,
+        phase: Phase | None = None,
+        sampling: Sampling | None = None,
     ) -> Future[Generation]:
-        """Ask for the continuation of any prompt; `cap` None is this session's own."""
-        number = next(self._numbers)
+        """Ask for the continuation of any prompt.
+
+        Args:
+            prompt: what is continued.
+            sample: another number gives another text.
+            on_part: hears the text as it is made.
+            phase: its stop strings and its cap; None: none, and this session's cap.
+            sampling: None: this session's.
+        """
+        number, phase = next(self._numbers), phase or Phase(PHASE, self.cap)
         request = Request(
             prompt=prompt,
-            stop=stop,
-            cap=cap or self.cap,
-            sampling=self.sampling,
+            stop=phase.stop,
+            cap=phase.cap,
+            sampling=sampling or self.sampling,
             seed=row_seed(self.seed, repr(prompt), sample, None, PHASE),
             trace_id=number,
             group=Group(f"{number}/{PHASE}", 0, 1),
-            on_token=on_token,
+            on_token=on_part and (lambda text: on_part(Part(text))),
+            on_reasoning=on_part and (lambda text: on_part(Part(text, reasoning=True))),
         )
         return self._start(self._generate(request))
 
@@ -206,12 +232,12 @@ class Session:
         finally:
             self.backend.release(request.trace_id)
 
-    def _call_later(self, texts: "queue.SimpleQueue[str | None]") -> None:
-        """End a stream's texts, after those that the loop still has to hand over."""
+    def _call_later(self, parts: Parts) -> None:
+        """End a stream's parts, after those that the loop still has to hand over."""
         if self._loop is not None and self._loop.is_running():
-            self._loop.call_soon_threadsafe(texts.put, None)
+            self._loop.call_soon_threadsafe(parts.put, None)
         else:
-            texts.put(None)
+            parts.put(None)
 
     def _start(self, work: Coroutine[Any, Any, Outcome]) -> Future[Outcome]:
         if self._loop is None:

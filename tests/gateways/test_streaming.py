@@ -83,6 +83,66 @@ def test_text_is_handed_on_as_it_comes_but_no_part_of_a_stop_string(tmp_path: Pa
     assert (generation.text, generation.tail) == ("one two </ab> ", "</answer>")
 
 
+RESPONSE = {
+    "status": "completed",
+    "usage": {"input_tokens": 11, "output_tokens": 7},
+    "output": [{"type": "message", "content": [{"type": "output_text", "text": "so"}]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("api", "events"),
+    [
+        (
+            "chat",
+            [event({"reasoning_content": "be"}), event({"reasoning_content": "cause "})]
+            + [event({"reasoning": "\ud83d"}), event({"reasoning": "\ude00"}), *events_of("so")],
+        ),
+        (
+            "chat",
+            [
+                event({"content": [{"type": "thinking", "thinking": [{"text": "be"}]}]}),
+                event({"reasoning_details": [{"text": "cause "}]}),
+                event({"reasoning_details": [{"text": "😀"}]}),
+                *events_of("so"),
+            ],
+        ),
+        (
+            "responses",
+            [
+                {"type": "response.reasoning_summary_text.delta", "delta": "be"},
+                {"type": "response.reasoning_text.delta", "delta": "cause "},
+                {"type": "response.reasoning_text.delta", "delta": "😀"},
+                {"type": "response.output_text.delta", "delta": "so"},
+                {"type": "response.completed", "response": RESPONSE},
+            ],
+        ),
+    ],
+)
+def test_reasoning_is_handed_on_apart_as_it_comes(
+    tmp_path: Path, api: str, events: list[Any]
+) -> None:
+    heard: list[tuple[str, str]] = []
+    asked = request(
+        on_token=lambda text: heard.append(("text", text)),
+        on_reasoning=lambda text: heard.append(("reasoning", text)),
+    )
+    with serving(Reply(events=events)) as service:
+        ask(backend(service.url, tmp_path, f"backend.api={api}"), asked)
+    aside = [("reasoning", text) for text in ("be", "cause ", "😀")]
+    assert heard == [*aside, ("text", "so")]
+
+
+def test_reasoning_of_a_second_attempt_is_not_told_twice() -> None:
+    heard: list[str] = []
+    told = streaming.Told(request(on_reasoning=heard.append))
+    told.reason("be")
+    told.restart()
+    told.reason("b")
+    told.reason("ecause")
+    assert heard == ["be", "cause"]
+
+
 def test_logprobs_of_the_pieces_are_joined(tmp_path: Path) -> None:
     events = [event({"content": "a"}, logprobs={"content": [one]}) for one in LOGPROBS]
     with serving(Reply(events=events + events_of())) as service:

@@ -9,14 +9,19 @@ import yaml
 from launch import api
 from launch.talk.commands import NAMES, Commands, Quit, help_text
 from launch.talk.conversation import Conversation
-from pipeline.protocols import Cue, spelled
-from pipeline.spec import SpecError
+from launch.talk.session import Stream
+from pipeline.protocols import FILTERS, STRATEGIES, Capabilities, Cue, Phase, Prompt, spelled
+from pipeline.spec import Sampling, SpecError
 
 CUE = Cue("wait", "Wait, let me look again.")
 
 
 def unseen(text: str, phase: str) -> None:
     """Show nothing."""
+
+
+def unseen_line(line: str) -> None:
+    """Say nothing."""
 
 
 @pytest.fixture
@@ -65,6 +70,16 @@ def test_settings_last_and_are_shown(commands: Commands, said: list[str]) -> Non
         ("/load nothing.yaml", "/load must name a file that /save wrote"),
         ("/retry", "/retry must follow an answer"),
         ("/cue", "/cue must follow an answer"),
+        ("/set typical_p 0", "sampling.typical_p must lie in (0, 1], got 0"),
+        ("/set typical_p much", "/set typical_p must be a number, got 'much'"),
+        ("/set no_repeat_ngram_size 2.5", "/set no_repeat_ngram_size must be a whole number"),
+        ("/set num_beams 4", "sampling.temperature must be 0 with sampling.num_beams above 1"),
+        ("/set num_samples 4", "/set must name one of temperature, top_p"),
+        ("/set typical 0.9", "/set must name one of temperature, top_p"),
+        ("/set json_schema nothing.json", "sampling.json_schema must be a mapping, or the name of"),
+        ("/set logit_bias {", "/set logit_bias must be YAML"),
+        ("/set", "/set must name one of temperature, top_p"),
+        ("/save talk.txt", "/save must name a .yaml file (settings) or a .json file"),
         ("/tmep 1", "a command must be one of /temp"),
     ],
 )
@@ -75,6 +90,29 @@ def test_a_value_out_of_range_is_refused_with_the_range(
     with pytest.raises(SpecError) as refused:
         commands.run(line)
     assert rule in str(refused.value) and talk.session.sampling == before
+
+
+def test_every_key_of_sampling_can_be_set_and_is_shown(
+    commands: Commands, talk: Conversation, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        type(talk.session.backend), "capabilities", Capabilities(filters=(*FILTERS, *STRATEGIES))
+    )
+    lines = ["/temp 0", "/set no_repeat_ngram_size 4", "/set presence_penalty 0.5"]
+    lines += ["/set num_beams 4", '/set early_stopping "never"', "/set length_penalty 0.8"]
+    for line in lines:
+        commands.run(line)
+    commands.run("/set logit_bias {2: -100}")
+    commands.run("/settings")
+    assert {*lines[1:], '/set logit_bias {"2": -100.0}'} <= set(said[0].splitlines())
+    assert talk.session.sampling.logit_bias == {2: -100.0}
+
+
+def test_what_the_backend_does_not_take_is_refused(commands: Commands, talk: Conversation) -> None:
+    before = talk.session.sampling
+    with pytest.raises(SpecError, match=r"sampling.typical_p must be 1 \(off\) with backend echo"):
+        commands.run("/set typical_p 0.9")
+    assert talk.session.sampling == before
 
 
 def test_saved_settings_are_a_sampling_option(
@@ -133,7 +171,7 @@ def test_thinking_has_a_phase_of_its_own(talk: Conversation) -> None:
     talk.switch_thinking(True)
     phases: list[str] = []
     answer = talk.ask("red green", lambda text, phase: phases.append(phase))
-    assert phases == ["think", "answer"] and len(answer.generations) == 2
+    assert list(dict.fromkeys(phases)) == ["think", "answer"] and len(answer.generations) == 2
     assert answer.text.startswith("<think>\n") and answer.text.endswith("</answer>")
     _, after = talk.reconsider(CUE, unseen)
     assert after.text.startswith(f"<think>\n{CUE.text} ")
@@ -151,6 +189,38 @@ def test_completion_continues_the_text_and_refuses_what_needs_turns() -> None:
         for work in (lambda: talk.reconsider(CUE, unseen), lambda: talk.switch_thinking(True)):
             with pytest.raises(SpecError, match="mode=c"):
                 work()
+
+
+def test_a_saved_text_goes_on(tmp_path: Path) -> None:
+    line = ("mode=completion", "quantization=fp32", "sampling.max_new_tokens=4")
+    path = tmp_path / "story.txt"
+    with api.load("bdh_tiny", *line) as session:
+        talk = Conversation(session, CUE)
+        commands = Commands(talk, unseen_line, lambda: None, lambda cue: None)
+        said = talk.ask("Once upon", unseen).text
+        commands.run(f"/save {path}")
+        assert path.read_text() == f"Once upon{said}"
+        commands.run("/reset")
+        commands.run(f"/load {path}")
+        again = talk.ask(" a time", unseen).generations[0]
+        assert again.prompt_ids == list(f"Once upon{said} a time".encode())
+        with pytest.raises(SpecError, match=r"or a \.txt file \(the text\)"):
+            commands.run("/save talk.json")
+
+
+def test_a_form_is_for_the_answer_and_not_for_the_thinking(talk: Conversation) -> None:
+    asked: list[str | None] = []
+    stream = talk.session.stream_prompt
+
+    def noted(prompt: Prompt, sample: int, phase: Phase, sampling: Sampling) -> Stream:
+        asked.append(sampling.regex)
+        return stream(prompt, sample, phase, sampling)
+
+    talk.session.stream_prompt = noted  # type: ignore[method-assign, assignment]
+    talk.session.sampling = Sampling(regex="[a-z ]+")
+    talk.switch_thinking(True)
+    talk.ask("red green", unseen)
+    assert asked == [None, "[a-z ]+"]
 
 
 def test_bare_words_end_and_help(commands: Commands, said: list[str]) -> None:

@@ -57,10 +57,15 @@ def _by_channel(text: str) -> tuple[str, str]:
 
 def message_reasoning(message: Mapping[str, Any]) -> str:
     """What a message holds of reasoning beside its content, under any of its names."""
+    return clean(reasoning_piece(message))
+
+
+def reasoning_piece(message: Mapping[str, Any]) -> str:
+    """The same of a piece of a message, which may end in half a surrogate pair."""
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if reasoning:
-        return clean(str(reasoning))
+        return str(reasoning)
     details = message.get("reasoning_details")
     parts = details if isinstance(details, list) else []
     texts = [p.get("text") or p.get("summary") or "" for p in parts if isinstance(p, Mapping)]
-    return clean("".join(str(text) for text in texts))
+    return "".join(str(text) for text in texts)

@@ -7,13 +7,14 @@ import httpx2
 from openai import APIConnectionError, APITimeoutError
 
 from components.backends.openai_api.answers import BadAnswerError, loads
-from components.backends.openai_api.contents import clean, text_and_reasoning
+from components.backends.openai_api.contents import clean, reasoning_piece, text_and_reasoning
 from pipeline.protocols import Request
 
 LARGEST_BODY = 64 * 2**20  # bytes, decompressed
 JOINED = ("reasoning_content", "reasoning", "refusal")  # texts beside the content
 LISTS = ("tool_calls", "reasoning_details")
 PARALLEL = ("tokens", "token_logprobs", "top_logprobs", "content")
+REASONING_EVENTS = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
 DONE = "[DONE]"
 Value = dict[str, Any]
 
@@ -43,19 +44,19 @@ async def chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
 class Told:
     """Hands the text of one request to its `on_token` as it becomes certain.
 
-    What could begin a stop string waits, and so does half a surrogate pair. A later attempt tells
-    what is longer than the text told before.
+    What could begin a stop string waits, and so does half a surrogate pair. Reasoning that comes
+    apart goes to `on_reasoning`. A later attempt tells what is longer than what was told before.
     """
 
     def __init__(self, request: Request) -> None:
         """Nothing is told yet."""
         self._request = request
-        self._text = ""
-        self.num_told = 0
+        self._text = self._reasoning = ""
+        self.num_told = self._num_reasoned = 0
 
     def restart(self) -> None:
         """Another attempt begins."""
-        self._text = ""
+        self._text = self._reasoning = ""
 
     def add(self, delta: str) -> None:
         """The text goes on."""
@@ -64,6 +65,14 @@ class Told:
         if end > self.num_told and self._request.on_token is not None:
             self._request.on_token(clean(self._text[self.num_told : end]))
             self.num_told = end
+
+    def reason(self, delta: str) -> None:
+        """The reasoning beside the text goes on."""
+        self._reasoning += delta
+        end = _whole_length(self._reasoning)
+        if end > self._num_reasoned and self._request.on_reasoning is not None:
+            self._request.on_reasoning(clean(self._reasoning[self._num_reasoned : end]))
+            self._num_reasoned = end
 
     def _certain(self) -> int:
         """How much of the text no later piece can change."""
@@ -74,8 +83,7 @@ class Told:
         if found:
             return min(found)
         held = (n for stop in stops for n in range(1, len(stop)) if self._text.endswith(stop[:n]))
-        end = len(self._text) - max(held, default=0)
-        return end - 1 if end and "\ud800" <= self._text[end - 1] <= "\udbff" else end
+        return _whole_length(self._text[: len(self._text) - max(held, default=0)])
 
 
 class Assembly:
@@ -138,6 +146,8 @@ class Assembly:
         """The Responses API sends the whole answer once more at its end."""
         if event["type"] == "response.output_text.delta":
             self._told.add(str(event["delta"]))
+        elif event["type"] in REASONING_EVENTS:
+            self._told.reason(str(event["delta"]))
         elif event["type"] == "error":
             self._body["error"] = event.get("error") or {"message": event.get("message")}
         elif event["type"] in ("response.completed", "response.incomplete", "response.failed"):
@@ -171,11 +181,20 @@ class Assembly:
         if delta.get("content") is not None:
             message["content"] = _joined(message["content"], delta["content"])
             self._tell(index, delta["content"])
+        if index == 0 and (reasoning := reasoning_piece(delta)):
+            self._told.reason(reasoning)
 
     def _tell(self, index: int, content: object) -> None:
         if index == 0:
-            said = content if isinstance(content, str) else text_and_reasoning(content)[0]
+            plain = (content, "") if isinstance(content, str) else None  # perhaps half a pair
+            said, reasoning = plain or text_and_reasoning(content)
             self._told.add(said)
+            self._told.reason(reasoning)
+
+
+def _whole_length(text: str) -> int:
+    """The length of a text without half a surrogate pair at its end."""
+    return len(text) - ("\ud800" <= text[-1:] <= "\udbff")
 
 
 def _joined(before: Any, delta: str | Sequence[Any]) -> Any:
