@@ -167,7 +167,8 @@ class ModelSpec:
         None  # training step: a number, `latest` or `best`; null: not a checkpoint series
     )
     checkpoints: str | None = None  # folder of `checkpoint-<step>`; null: `path` itself
-    adapter: str | None = None  # a LoRA adapter (hub id or folder), merged into the weights
+    adapter: str | None = None  # a LoRA adapter (hub id or folder)
+    merge_adapter: bool = True  # add it to the weights; false: computed beside them, as trained
     architecture: str | None = None  # module that registers a model class with Transformers
     routing: str | None = None  # of memory: sequence, rolling, token, hybrid; null: as it says
     routing_window: int | None = None  # tokens of the rolling window; null: as it says

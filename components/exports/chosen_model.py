@@ -9,7 +9,7 @@ from components.models.checkpoint import Checkpoint, local_folder, prepare
 from components.models.hashes import TOKENIZER_FILES
 from components.models.weight_files import read_json
 from components.quantization.precision import Precision
-from pipeline.spec import ModelSpec, SpecError
+from pipeline.spec import ModelSpec, SpecError, require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,6 +63,8 @@ class ChosenModel:
 
         from components.models.loading import load_model
 
+        rule = "be true: an export has the adapter in its weights"
+        require(self.spec.merge_adapter, "model.merge_adapter", rule, False)
         ready = prepare(self.checkpoint, self.cache)
         return load_model(ready, self.spec, self.quantization, torch.device(device))
 

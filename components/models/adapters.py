@@ -65,6 +65,33 @@ def merged(model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
     """
     import torch
 
+    dtype = model.dtype
+    whole: Any = model.to(torch.float32)  # type: ignore[arg-type]
+    wrapped = _wrapped(whole, folder)
+    merged_model: PreTrainedModel = wrapped.merge_and_unload(safe_merge=True).to(dtype)
+    return merged_model
+
+
+def unmerged(model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
+    """The model with an adapter beside its weights, which stay as they are, quantized or not.
+
+    Raises:
+        SpecError: as `merged`; or the adapter also changes what is not a layer, such as the
+            prompt, which only the wrapper around the whole model does.
+    """
+    wrapped = _wrapped(model, folder)
+    kind = wrapped.active_peft_config
+    if kind.is_prompt_learning:
+        raise SpecError(
+            f"model.adapter={folder} must be one of layers, such as LoRA, got "
+            f"{kind.peft_type.value}, which changes the prompt"
+        )
+    with_layers: PreTrainedModel = wrapped.get_base_model()
+    return with_layers
+
+
+def _wrapped(model: Any, folder: Path) -> Any:
+    """The model in peft's wrapper, every tensor of the adapter in its place; see `merged`."""
     try:
         from peft import PeftModel
     except ImportError as error:
@@ -72,10 +99,8 @@ def merged(model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
             f"model.adapter={folder} needs peft: pip install 'rethink-pipeline[lora]'"
         ) from error
     _check(folder)
-    dtype = model.dtype
-    whole: Any = model.to(torch.float32)  # type: ignore[arg-type]
     try:
-        wrapped = PeftModel.from_pretrained(whole, str(folder))
+        wrapped = PeftModel.from_pretrained(model, str(folder))
         result: Any = wrapped.load_adapter(str(folder), "default")
     except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
         raise SpecError(
@@ -87,8 +112,7 @@ def merged(model: "PreTrainedModel", folder: Path) -> "PreTrainedModel":
             f"model.adapter={folder} must fit the model {type(model).__name__}: "
             f"{len(lost)} of its tensors do not, such as {lost[0]}"
         )
-    merged_model: PreTrainedModel = wrapped.merge_and_unload(safe_merge=True).to(dtype)
-    return merged_model
+    return wrapped
 
 
 def _check(folder: Path) -> None:

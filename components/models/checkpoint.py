@@ -76,7 +76,7 @@ class Checkpoint:
             one, `adapter` are each a hub commit or a SHA-256; `chat_template` is the hash of the
             file that replaces the tokenizer's own template, or None where it is the same text.
         dtype: the type that the weights are stored in, or None if the files do not say.
-        adapter: a LoRA adapter that is merged into the weights.
+        adapter: a LoRA adapter, merged into the weights or beside them (`model.merge_adapter`).
         architecture: a module to be imported before the model is loaded.
     """
 
@@ -115,6 +115,8 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
         rule = f"be null, since {weights.location} is an adapter itself"
         require(adapter is None, "model.adapter", rule, spec.adapter)
         weights, adapter = _base(spec, weights), weights
+    rule = "be true where there is no adapter (model.adapter, or model.path one)"
+    require(spec.merge_adapter or adapter is not None, "model.merge_adapter", rule, False)
     step = picked.step
     if _is_zero(weights):
         weights = _with_config(spec, weights, picked)

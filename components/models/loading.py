@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
-from components.models.adapters import merged
+from components.models.adapters import merged, unmerged
 from components.models.architecture import register
 from components.models.checkpoint import Checkpoint, Source, local_folder
 from components.models.tensors import refuse_incomplete
@@ -61,7 +62,7 @@ def load_model(
     """The model of a prepared checkpoint on `device`, in evaluation mode.
 
     Every weight is the checkpoint's: a tensor that is missing, unexpected or of another shape is
-    refused. An adapter is merged before weights are quantized.
+    refused. An adapter is merged before weights are quantized, or laid beside them after it.
 
     Args:
         checkpoint: what `components.models.checkpoint.prepare` returned.
@@ -92,18 +93,19 @@ def load_model(
             "key_mapping": unwrapped(names),
             **placed,
         }
-        if checkpoint.adapter is None:
-            model = _from_pretrained(source, {**arguments, **given})
+        if checkpoint.adapter is None or not spec.merge_adapter:
+            model = quantization.after_loading(_from_pretrained(source, {**arguments, **given}))
+            if checkpoint.adapter is not None:
+                model = unmerged(model, _adapter_folder(checkpoint))
         elif stored := stored_quantization(config):
-            rule = "be null, or model.path a base in floating point"
             raise SpecError(
-                f"model.adapter must {rule}: these weights are stored quantized ({stored}), and "
-                "what is added to them is rounded away"
+                f"model.merge_adapter must be false: these weights are stored quantized ({stored}),"
+                " and what is added to them is rounded away"
             )
         else:
-            model = _with_adapter(checkpoint, arguments, given)
+            model = quantization.after_loading(_with_adapter(checkpoint, arguments, given))
     model.train(False)
-    return quantization.after_loading(model)
+    return model
 
 
 def capability_of(device: torch.device) -> float | None:
@@ -242,9 +244,7 @@ def _with_adapter(
     checkpoint: Checkpoint, arguments: dict[str, Any], given: dict[str, Any]
 ) -> PreTrainedModel:
     """Merge in floating point, then quantize: added to a 4-bit base, an adapter is rounded away."""
-    assert checkpoint.adapter is not None
-    folder = local_folder(checkpoint.adapter)
-    assert folder is not None, "an adapter is a folder"
+    folder = _adapter_folder(checkpoint)
     quantized = {key: value for key, value in given.items() if key == "quantization_config"}
     plain = {key: value for key, value in given.items() if key not in quantized}
     model = merged(_from_pretrained(checkpoint.weights, {**arguments, **plain}), folder)
@@ -263,6 +263,13 @@ def _with_adapter(
     refuse_incomplete(loading, str(folder))
     assert isinstance(again, PreTrainedModel)
     return again
+
+
+def _adapter_folder(checkpoint: Checkpoint) -> Path:
+    assert checkpoint.adapter is not None
+    folder = local_folder(checkpoint.adapter)
+    assert folder is not None, "an adapter is a folder"
+    return folder
 
 
 @contextmanager

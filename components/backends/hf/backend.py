@@ -184,6 +184,7 @@ class HfBackend(Backend):
             "max_length": self._spec.max_length,
             "truncation_side": self._spec.truncation_side,
             **{f"model.{k}": v for k, v in _routing(self._spec).items() if v is not None},
+            **({} if self._spec.merge_adapter else {"model.merge_adapter": False}),
             **self._cache_identity(),
         }
 
