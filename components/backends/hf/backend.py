@@ -10,19 +10,23 @@ import gc
 import importlib.metadata
 import logging
 import os
-import resource
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from components.backends.hf.assisted import load_assistant
 from components.backends.hf.batches import Batches
 from components.backends.hf.forced_reading import reader_for
+from components.backends.hf.machine import device_name, device_of, peak_memory, usable_cores
+from components.backends.hf.model_facts import (
+    attention_of,
+    certain_text,
+    drawable_ids,
+    end_ids_of,
+)
 from components.backends.hf.processor import has_bfloat16
 from components.backends.hf.rowwise import FIXED_ORDER
 from components.backends.hf.sampling_plan import SamplingPlan
@@ -60,7 +64,7 @@ from pipeline.protocols import (
     Request,
     TokenScores,
 )
-from pipeline.spec import ModelSpec, Sampling, SpecError, require
+from pipeline.spec import ModelSpec, Sampling, require
 
 DECODERS = ("auto", "slots", "generate")
 KV_TYPES = ("auto", "fp8")
@@ -135,7 +139,7 @@ class HfBackend(Backend):
             rule = "be null with backend.use_cache=false, which leaves nothing to save"
             require(use_cache, "backend.assistant_model", rule, assistant_model)
         self.capacity = 2 * batch_size
-        self._device = _device(device)
+        self._device = device_of(device)
         quantization.refuse(self._device.type, capability_of(self._device), None)
         self._spec = model
         self._quantization = quantization
@@ -145,7 +149,7 @@ class HfBackend(Backend):
         self._decoder = decoder
         self.options = Options(slots, share, compile=compile, kv_cache_dtype=kv_cache_dtype)
         self._use_cache = use_cache
-        self._threads = threads or _usable_cores()
+        self._threads = threads or usable_cores()
         self._resolved: Checkpoint | None = None
         self._prompts: PromptEncoder | None = None
         self._model: PreTrainedModel | None = None
@@ -197,18 +201,18 @@ class HfBackend(Backend):
         """Device, precision, sizes, versions, counters and peak memory so far."""
         model, queue = self._model, self._queue
         return {
-            "device": _device_name(self._device),
+            "device": device_name(self._device),
             "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
             "weights": self._weights,
             "cache": self._cache_size,
             **(queue.describe() if queue else {}),
-            "attn_implementation": _attention(model) if model is not None else None,
+            "attn_implementation": attention_of(model) if model is not None else None,
             "use_cache": self._use_cache,
             "threads": self._threads,
             "versions": {p: importlib.metadata.version(p) for p in ("torch", "transformers")},
             **self._counters,
             "generated_tokens": self._num_generated(),
-            "peak_memory_bytes": _peak_memory(self._device),
+            "peak_memory_bytes": peak_memory(self._device),
         }
 
     def _num_generated(self) -> int:
@@ -332,11 +336,11 @@ class HfBackend(Backend):
         model = self._load_model()
         vocabulary = encoder.tokenizer.get_vocab()
         self._weights = {**weights_report(model), "parameters": model.num_parameters()}
-        refuse_tokenizer_beyond(model, vocabulary, _certain_text(encoder.tokenizer))
+        refuse_tokenizer_beyond(model, vocabulary, certain_text(encoder.tokenizer))
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._limits = Limits(encoder.end_ids(_end_ids(model)), context)
+        self._limits = Limits(encoder.end_ids(end_ids_of(model)), context)
         self._model = model
-        allowed = _drawable(model, vocabulary).to(self._device)
+        allowed = drawable_ids(model, vocabulary).to(self._device)
         if self._plan.searches:
             self._need_own_cache_type("sampling.num_beams above 1, which takes generate")
             _LOG.info("decoding with generate: sampling.num_beams is above 1")
@@ -432,72 +436,3 @@ def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:
         loop.call_soon_threadsafe(callback, text)
 
     return call
-
-
-def _certain_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Text with the special tokens that prompts are certain to hold."""
-    ends = (tokenizer.bos_token, tokenizer.eos_token)
-    return "".join([*filter(None, ends), str(tokenizer.chat_template or "")])
-
-
-def _drawable(model: PreTrainedModel, vocabulary: Mapping[str, int]) -> torch.Tensor:
-    """A bool [vocabulary]: ids that the tokenizer has, which padded logits exceed."""
-    size = model.config.get_text_config().vocab_size
-    known = torch.tensor(sorted(vocabulary.values()))
-    allowed = torch.zeros(size, dtype=torch.bool)
-    allowed[known[known < size]] = True
-    return allowed
-
-
-def _end_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The end-of-sequence ids of a checkpoint's generation config."""
-    ends = model.generation_config.eos_token_id if model.generation_config else None
-    if ends is None:
-        return frozenset()
-    return frozenset([ends] if isinstance(ends, int) else ends)
-
-
-def _attention(model: PreTrainedModel) -> str | None:
-    """The implementation of attention in use, which is not always the one asked for."""
-    return getattr(model.config.get_text_config(), "_attn_implementation", None)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        rule = "be auto or a torch device such as cpu or cuda:0"
-        raise SpecError(f"backend.device must {rule}, got {name!r}") from error
-    missing = device.type == "cuda" and not torch.cuda.is_available()
-    require(not missing, "backend.device", "be one that this machine has", name)
-    return device
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type
-
-
-def _usable_cores() -> int:
-    """Cores that this process may use: its affinity, a container's quota, $OMP_NUM_THREADS."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    share, period = quota.read_text().split() if quota.is_file() else ("max", "1")
-    if share != "max":
-        cores = min(cores or 1, max(1, int(share) // int(period)))
-    return min(cores or 1, torch.get_num_threads())
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
