@@ -104,7 +104,7 @@ def test_a_model_continues_from_the_stored_ids(
     assert fill(plain, *line, "cue=wait") == 0
     for row, whole in zip(rows_of(plain), wanted, strict=True):
         assert row["pass2"]["token_ids"] == whole["pass2"]["token_ids"]
-        assert row["pass2"]["entropy"] == pytest.approx(whole["pass2"]["entropy"], abs=1e-5)
+        assert row["pass2"]["entropy"] == pytest.approx(whole["pass2"]["entropy"], abs=1e-4)
         assert row["pass2"]["output"] == whole["pass2"]["output"]
 
 

@@ -233,7 +233,7 @@ def test_entropies_are_left_out_where_they_are_not_asked_for(
     rows = answers(
         backend(tiny_llama(), decoder=decoder), [many[0], request(1, cap=24, entropy=False)]
     )
-    assert rows[0].entropies == pytest.approx(plain[0].entropies, abs=1e-5)
+    assert rows[0].entropies == pytest.approx(plain[0].entropies, abs=1e-4)
     assert rows[1].entropies is None and rows[1].logprobs is None
     alone = answers(backend(tiny_llama(), decoder=decoder), [request(1, cap=24, entropy=False)])[0]
     assert alone.token_ids == rows[1].token_ids == plain[1].token_ids

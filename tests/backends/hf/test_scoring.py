@@ -153,7 +153,7 @@ def test_memory_that_runs_out_takes_fewer_positions_and_the_numbers_stay(
 
     whole, halved = asyncio.run(both())
     assert len(calls) > 1 and calls[-1] <= 100
-    assert halved[0].entropies == pytest.approx(whole[0].entropies, abs=1e-5)
+    assert halved[0].entropies == pytest.approx(whole[0].entropies, abs=1e-4)
 
 
 def test_what_cannot_be_scored_is_refused_and_the_decoder_goes_on(folder: Folder) -> None:
