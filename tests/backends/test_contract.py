@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import yaml
 
 from launch import api
+from launch.config.compose import component_class
 from launch.config.setup import RunSetup, setup_of
+from launch.config.words import CONF
 from pipeline.protocols import (
     FILTERS,
     STRATEGIES,
@@ -63,6 +66,9 @@ def openai_api(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
 
 HF = ("backend=hf", "backend.device=cpu", "backend.threads=1", "model=local", "quantization=fp32")
 BACKENDS = (echo, hf, openai_api)
+OPTIONS = [
+    path for path in sorted((CONF / "backend").rglob("*.yaml")) if "_target_" in path.read_text()
+]
 # A value of every filter and strategy that is not the one that switches it off.
 ON: dict[str, Any] = {
     "top_p": 0.5,
@@ -128,6 +134,15 @@ def request(number: int = 0, text: str = "", **fields: Any) -> Request:
 def said(generation: Generation) -> tuple[Any, ...]:
     """What must not depend on company, order or attempt."""
     return generation.text, generation.tail, generation.token_ids, generation.finish_reason
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.stem)
+def test_every_option_of_conf_backend_is_a_backend_that_is_held_here(option: Path) -> None:
+    target = yaml.safe_load(option.read_text(encoding="utf-8"))["_target_"]
+    assert Backend in component_class("backend", target).__mro__
+    kind = target.removeprefix("components.backends.").split(".")[0]
+    own = Path(__file__).with_name(f"test_{option.stem}.py")  # where a line here cannot run
+    assert kind in {backend.__name__ for backend in BACKENDS} or own.is_file()
 
 
 def test_what_it_says_about_itself_is_known_without_loading_or_asking(line: Line) -> None:

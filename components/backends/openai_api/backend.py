@@ -23,6 +23,7 @@ from components.backends.openai_api.service import Connection
 from components.backends.openai_api.settings import prefill_mode, refuse_settings
 from components.models.checkpoint import cache_folder
 from pipeline.protocols import (
+    Backend,
     BackendLostError,
     Capabilities,
     Generation,
@@ -31,13 +32,13 @@ from pipeline.protocols import (
     Request,
     spelled,
 )
-from pipeline.spec import ModelSpec, Sampling, SpecError
+from pipeline.spec import ModelSpec, SpecError
 
 if TYPE_CHECKING:
     from components.backends.openai_api.prompt_text import PromptText
 
 
-class OpenAiBackend:
+class OpenAiBackend(Backend):
     """Generates by HTTP requests to one deployment of one service."""
 
     def __init__(
@@ -128,8 +129,8 @@ class OpenAiBackend:
         else:
             self._continues = None if prefill == "auto" else prefill == "yes"
 
-    @property
-    def capabilities(self) -> Capabilities:
+    @property  # both are computed: what is read here changes as the service answers
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
         """What the service can do, known once `discover` has been awaited."""
         assert self._continues is not None, "discover() was not awaited"
         return Capabilities(
@@ -142,7 +143,7 @@ class OpenAiBackend:
         )
 
     @property
-    def capacity(self) -> int:
+    def capacity(self) -> int:  # type: ignore[override]
         """Traces wanted open: enough for the pace's present level, or for a whole batch."""
         if self._batch.enabled:
             return self._batch.max_requests
@@ -238,15 +239,6 @@ class OpenAiBackend:
     def send_no_more(self) -> None:
         """Whoever waits to be sent, or for a batch, gets a StoppedError."""
         self._sender.stop()
-
-    def expect(self, sampling: Sampling) -> None:
-        """Any value goes of what `capabilities` name; what a service refuses, it says itself."""
-
-    def release(self, trace_id: int) -> None:
-        """Nothing is cached per trace."""
-
-    async def follow(self) -> None:
-        """There is one process."""
 
     def _is_batched(self) -> bool:
         """Whether the next request goes in a batch; the first one goes directly."""
