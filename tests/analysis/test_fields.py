@@ -25,7 +25,7 @@ NOT_FROM_ECHO = {
     "backfilled",
     "error",
 }
-NOT_FROM_ECHO |= {"grading", "scored"}
+NOT_FROM_ECHO |= {"grading", "scored", "entropy_by"}
 
 
 def told(section: str) -> dict[str, str]:

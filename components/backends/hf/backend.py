@@ -39,9 +39,11 @@ from components.backends.hf.static import StaticDecoder
 from components.decoding.forced_rows import Visit
 from components.decoding.forcing import forced
 from components.decoding.prompt_encoder import PromptEncoder
+from components.decoding.prompt_limits import refuse_prompt
 from components.decoding.sequence import Limits, TokenSequence
 from components.models.cache_size import cache_report
 from components.models.checkpoint import Checkpoint, cache_folder, prepare, resolve
+from components.models.identity import model_identity
 from components.models.loading import (
     LoadableQuantization,
     capability_of,
@@ -60,7 +62,6 @@ from pipeline.protocols import (
     ForcedTokens,
     Generation,
     Prompt,
-    PromptTooLongError,
     Request,
     TokenScores,
 )
@@ -175,22 +176,8 @@ class HfBackend(Backend):
 
     def identity(self) -> dict[str, Any]:
         """Contents of checkpoint, tokenizer and template, precision, and how prompts are cut."""
-        checkpoint = self._checkpoint()
-        precision = self._quantization.identity()
-        if precision["dtype"] == "checkpoint":  # quantization=none is the type it was saved in
-            precision["dtype"] = checkpoint.dtype or "checkpoint"
-        return {
-            **checkpoint.identity,
-            **precision,
-            "backend": self.name,
-            "model.step": checkpoint.step,
-            "template_kwargs": dict(self._spec.template_kwargs),
-            "max_length": self._spec.max_length,
-            "truncation_side": self._spec.truncation_side,
-            **{f"model.{k}": v for k, v in _routing(self._spec).items() if v is not None},
-            **({} if self._spec.merge_adapter else {"model.merge_adapter": False}),
-            **self._cache_identity(),
-        }
+        of = self.name, self._spec, self._checkpoint(), self._quantization
+        return {**model_identity(*of), **self._cache_identity()}
 
     def _cache_identity(self) -> dict[str, str]:
         """The type of cached keys and values, where it is not the model's own."""
@@ -338,7 +325,7 @@ class HfBackend(Backend):
         self._weights = {**weights_report(model), "parameters": model.num_parameters()}
         refuse_tokenizer_beyond(model, vocabulary, certain_text(encoder.tokenizer))
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._limits = Limits(encoder.end_ids(end_ids_of(model)), context)
+        self._limits = Limits(encoder.end_ids(end_ids_of(model.generation_config)), context)
         self._model = model
         allowed = drawable_ids(model, vocabulary).to(self._device)
         if self._plan.searches:
@@ -403,29 +390,9 @@ class HfBackend(Backend):
         return model
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
-        """Refuse a prompt that the model cannot read: too long, or with ids beyond its embedding.
-
-        Raises:
-            PromptTooLongError: the prompt fills the model's positions.
-            SpecError: names the config key and both sizes.
-        """
         assert self._limits is not None
-        rule = "hold at least one token: the model has no beginning of sequence to start from"
-        require(len(ids) > 0, "the prompt", rule, "none")
-        context = self._limits.context
-        if context is not None and len(ids) >= context:
-            raise PromptTooLongError(
-                f"model.max_length must be below {context}, the positions that the model has, for "
-                f"prompts such as this one of {len(ids)} tokens; it is {self._spec.max_length}"
-            )
         size = embedding_size(self.model)
-        rule = f"write ids below {size}, the size of the model's embedding, in every prompt"
-        largest = max(ids, default=0)
-        require(largest < size, "model.tokenizer", rule, largest)
-
-
-def _routing(spec: ModelSpec) -> dict[str, str | int | None]:
-    return {"routing": spec.routing, "routing_window": spec.routing_window}
+        refuse_prompt(ids, self._limits.context, size, self._spec.max_length)
 
 
 def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def certain_text(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -21,9 +21,9 @@ def drawable_ids(model: PreTrainedModel, vocabulary: Mapping[str, int]) -> torch
     return allowed
 
 
-def end_ids_of(model: PreTrainedModel) -> frozenset[int]:
-    """The end-of-sequence ids of a checkpoint's generation config."""
-    ends = model.generation_config.eos_token_id if model.generation_config else None
+def end_ids_of(declared: GenerationConfig | None) -> frozenset[int]:
+    """The end-of-sequence ids of a checkpoint's generation config, if it has one."""
+    ends = declared.eos_token_id if declared else None
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)
