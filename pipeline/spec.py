@@ -217,6 +217,9 @@ class Run:
     name: str = "default"
     root: str = "outputs"
     dir: str | None = None  # exact folder of the point, instead of the one made from the spec
+    text_output: str | None = (
+        None  # a file of all prompts and answers as plain text, made at the end
+    )
     seed: int = 42
     split: str = "test"
     start: int = 0
@@ -254,8 +257,9 @@ class Run:
         parts = PurePath(self.name)
         inside = self.name.strip() != "" and not parts.is_absolute() and ".." not in parts.parts
         require(inside, "run.name", "name a folder below run.root", self.name)
-        for name in ("root", "dir"):
-            require(getattr(self, name) != "", f"run.{name}", "name a folder", "")
+        for name in ("root", "dir", "text_output"):
+            place = "a file" if name == "text_output" else "a folder"
+            require(getattr(self, name) != "", f"run.{name}", f"name {place}", "")
         require(self.start >= 0, "run.start", "be 0 or more", self.start)
         for name in ("limit", "from_end"):
             value = getattr(self, name)

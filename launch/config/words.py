@@ -65,10 +65,15 @@ def overrides_in(folder: Path) -> list[str]:
 
 
 def spelled_out(word: str) -> list[str]:
-    """A word of the line as Hydra needs it: ids that look like numbers, models by path."""
+    """A word of the line as Hydra needs it: ids that look like numbers, models by path, a prompt.
+
+    `task.prompt=TEXT` is one text of `task.texts`, whatever characters it holds.
+    """
     key, _, value = word.partition("=")
     if key.startswith(SBATCH):
         return [f"++{word}"]
+    if key == "task.prompt":
+        return [f"task.texts=[{_quoted_text(value)}]"]
     ids = re.fullmatch(r"\[([^][{}'\"\\\\]+)\]", value) if key == "run.ids" else None
     if ids:  # 695e0514 is an id, and to Hydra a number too large to be one
         quoted = ",".join(f'"{name.strip()}"' for name in ids[1].split(","))
@@ -76,6 +81,13 @@ def spelled_out(word: str) -> list[str]:
     if key == "model" and "/" in value and not set(value) & set("[({"):
         return _by_path(value.split(","))
     return [word]
+
+
+def _quoted_text(text: str) -> str:
+    """A text that neither Hydra nor OmegaConf reads anything into."""
+    literal = re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + "\\${", text)
+    inner = re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), literal)
+    return f'"{inner}"'
 
 
 def _by_path(models: Sequence[str]) -> list[str]:

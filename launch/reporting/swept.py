@@ -16,7 +16,15 @@ from pipeline.analysis.table import Table
 # Keys that rows have columns of their own for.
 OWN_COLUMNS = ("task", "model", "model.step", "sampling.temperature")
 # Keys that name folders or share out the work.
-PLACES = ("run.name", "run.root", "run.dir", "run.shard", "run.shards", "run.wait")
+PLACES = (
+    "run.name",
+    "run.root",
+    "run.dir",
+    "run.text_output",
+    "run.shard",
+    "run.shards",
+    "run.wait",
+)
 LEFT_OUT = (*OWN_COLUMNS, *PLACES)
 UNNAMED = "default"  # the value of a key that neither a run's line nor its spec names
 

@@ -1,15 +1,20 @@
 """Runs ready points in this process, with its signals: finished rows are written, then it ends."""
 
 import asyncio
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rich.console import Console
+
 from launch.config.command_line import INTERRUPTED
 from launch.running.files import log_into, log_name, write_config_once
 from launch.running.progress import Progress
 from launch.running.screen import print_summary
+from launch.running.spoken import Spoken, is_spoken
+from launch.running.text_output import make_place, write_text
 from launch.running.tracking import tracked
 from pipeline.protocols import Backend
 from pipeline.run.executor import OnRow, execute, grace_seconds
@@ -56,12 +61,19 @@ def run_ready(
     for point in points:
         refuse_other_spec(point.folder, record_of(point))  # refuses before anything is written
     for point, config in zip(points, configs, strict=True):
+        make_place(point)
         write_config_once(point, config)
     files = [point.folder / log_name(point) for point in points]
+    spoken = Spoken(points[0], backend) if is_spoken(points) else None
     with log_into(files), tracked(points) as end_tracking:
-        outcome = run_until_signal(points, backend, signals=signals, outcome=outcome)
+        outcome = run_until_signal(points, backend, signals=signals, outcome=outcome, spoken=spoken)
         end_tracking(outcome.sessions)
-    print_summary(outcome.sessions)
+    for session in outcome.sessions:
+        if session.status != "shared":  # the shard that ends the run writes it
+            write_text(session.point)
+    if spoken:
+        spoken.finish()
+    print_summary(outcome.sessions, spoken is not None)
     if outcome.signals and not outcome.sessions:
         print("interrupted while the model was loading: the same command starts again")
     return outcome
@@ -73,12 +85,16 @@ def run_until_signal(
     on_row: OnRow = lambda session, row: None,
     signals: Sequence[int] = ENDING,
     outcome: PointsOutcome | None = None,
+    spoken: Spoken | None = None,
 ) -> PointsOutcome:
-    """Execute with a progress bar; one of `signals` ends it once finished rows are written."""
+    """Execute with a progress bar; one of `signals` ends it once finished rows are written.
+
+    With `spoken` the answer is shown in place of the bar.
+    """
     before = {number: signal.getsignal(number) for number in signals}
     outcome = outcome or PointsOutcome()
     try:
-        asyncio.run(_run(points, backend, on_row, before, outcome))
+        asyncio.run(_run(points, backend, on_row, before, outcome, spoken))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -91,16 +107,22 @@ async def _run(
     on_row: OnRow,
     signals: Iterable[int],
     outcome: PointsOutcome,
+    spoken: Spoken | None,
 ) -> None:
     stop, drop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    with Progress(points, backend) as progress:
+    with Progress(points, backend, Console(file=io.StringIO()) if spoken else None) as progress:
 
         def heard(session: Session, row: Row | None) -> None:
             progress.on_row(session, row)
             on_row(session, row)
 
-        work = asyncio.create_task(execute(points, backend, stop, heard, drop, progress.on_start))
+        def started(sessions: Sequence[Session]) -> None:
+            progress.on_start(sessions)
+            if spoken:
+                spoken.on_start(sessions)
+
+        work = asyncio.create_task(execute(points, backend, stop, heard, drop, started))
 
         def end(number: int) -> None:
             outcome.signals.add(number)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from rich.console import Console
 from rich.table import Table
 
 from launch.reporting.cells import number
@@ -17,11 +18,14 @@ STATES = {
 }
 
 
-def print_summary(sessions: Sequence[Session]) -> None:
-    """One table per point: accuracy, entropy and tokens of every pass, then where the rows are."""
-    console = table_console()
+def print_summary(sessions: Sequence[Session], spoken: bool = False) -> None:
+    """One table per point: accuracy, entropy and tokens of every pass, then where the rows are.
+
+    Where the answer itself was printed (`spoken`), the rest goes to standard error, without table.
+    """
+    console = Console(stderr=True, highlight=False) if spoken else table_console()
     for session in sessions:
-        if session.folder.num_complete and session.status != "shared":
+        if session.folder.num_complete and session.status != "shared" and not spoken:
             console.print(_table(session.point))
         for error in session.failures[:3]:
             console.print(f"failed: {type(error).__name__}: {error}", style="red", markup=False)

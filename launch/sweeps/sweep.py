@@ -17,6 +17,7 @@ from launch.config.command_line import INTERRUPTED
 from launch.config.compose import build_backend
 from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.running.here import run_ready
+from launch.running.text_output import refuse_one_file_for_several, write_text
 from launch.sweeps.job import Job
 from launch.sweeps.listing import write_listing
 from launch.sweeps.manifest import lines_of
@@ -55,6 +56,7 @@ class Sweep:
         lines = lines_of(setup, overrides)
         setups = [setup] if lines is None else map(self.composer.setup, lines)
         self.members += map(self.builder.sweep_point, setups)
+        refuse_one_file_for_several([member.setup.spec for member in self.members])
 
     def name_swept_keys(self) -> None:
         """Tell every point which keys the sweep varies, now that all points are known."""
@@ -128,6 +130,8 @@ def _go(sweep: Sweep) -> int:
         return status
     for member in sweep.members:
         member.missing = missing_rows(member.point) if member.point else 0
+        if member.point and not member.missing:
+            write_text(member.point)
     from launch.sweeps.point_table import print_points  # pandas, which composing spares
 
     return print_points(sweep.members, sweep.failures)

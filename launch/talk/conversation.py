@@ -1,11 +1,11 @@
 """A conversation with a model: its turns, and the answers that settings and cues give."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from components.grading.answers import THINK
 from components.tasks import tag_phases
-from launch.talk.reasoning import ReasoningSplit
+from launch.talk.reasoning import Parted, Show
 from launch.talk.session import PHASE, Session, Stream
 from pipeline.protocols import Cue, Generation, Message, Phase, Piece, Prompt, spelled
 from pipeline.run.pass_fields import cue_prefix
@@ -13,7 +13,6 @@ from pipeline.run.phases import assistant_turn, sampling_of
 from pipeline.run.trace import continuing, reconsidering
 from pipeline.spec import require
 
-Show = Callable[[str, str], None]  # text as it comes, and the name of its phase
 THINKING_SHARE = 0.75  # of an answer's tokens, where thinking and answer have phases of their own
 
 
@@ -140,24 +139,16 @@ def _shown(stream: Stream, before: str, phase: str, show: Show) -> tuple[Generat
     Reasoning is shown as a phase of its own; `before` is the prompt, which may have opened it.
     """
     texts: list[str] = []
-    split = ReasoningSplit(before if phase == PHASE else "")
+    parted = Parted(show, before)
     try:
         for part in stream.parts():
-            if part.reasoning:
-                show(part.text, THINK)
-                continue
-            texts.append(part.text)
-            _show_all(split.take(part.text), phase, show)
-        _show_all(split.rest(), phase, show)
+            texts += [] if part.reasoning else [part.text]
+            parted.take(part.text, THINK if part.reasoning else phase)
+        parted.end()
         return stream.generation, True
     except KeyboardInterrupt:
         stream.close()
         return Generation([], "".join(texts), "other", num_tokens=len(texts)), False
-
-
-def _show_all(pieces: Iterable[tuple[str, bool]], phase: str, show: Show) -> None:
-    for text, is_reasoning in pieces:
-        show(text, THINK if is_reasoning else phase)
 
 
 def exported(messages: Sequence[Message]) -> list[dict[str, str]]:

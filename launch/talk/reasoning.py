@@ -1,7 +1,10 @@
 """Reasoning that a model writes into its text, told from the answer while both come."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from components.grading.answers import OUTPUT, THINK
+
+Show = Callable[[str, str], None]  # text as it comes, and the name of its phase
 # What opens reasoning at the start of a text, and what closes it.
 TAGS = {
     "<think>": "</think>",
@@ -63,3 +66,26 @@ class ReasoningSplit:
 def _num_begun(text: str, tag: str) -> int:
     """How many characters at the end of a text may begin a tag."""
     return max(n for n in range(len(tag)) if text.endswith(tag[:n]))
+
+
+class Parted:
+    """Shows a text that comes in pieces, its reasoning as the phase `think`."""
+
+    def __init__(self, show: Show, prompt: str) -> None:
+        """`prompt` is the text that the model goes on from."""
+        self._show, self._split = show, ReasoningSplit(prompt)
+
+    def take(self, text: str, phase: str) -> None:
+        """The next piece, and the phase that it is from."""
+        if phase == OUTPUT:
+            self._show_all(self._split.take(text))
+        else:
+            self._show(text, phase)
+
+    def end(self) -> None:
+        """The text has ended."""
+        self._show_all(self._split.rest())
+
+    def _show_all(self, pieces: Iterator[tuple[str, bool]]) -> None:
+        for text, is_reasoning in pieces:
+            self._show(text, THINK if is_reasoning else OUTPUT)

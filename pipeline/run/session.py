@@ -13,7 +13,7 @@ from pipeline.run.budget import RESERVED, Budget, BudgetSpentError, Reserved, co
 from pipeline.run.point import Point, record_of
 from pipeline.run.row_fields import row_of
 from pipeline.run.shared_pass1 import SharedPass1
-from pipeline.run.trace import Trace
+from pipeline.run.trace import Listener, Trace
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, StoreError
 from pipeline.store.folder_plan import FolderPlan
@@ -35,6 +35,7 @@ class Session:
         self.stop = stop or asyncio.Event()
         self.todo = folder.left()
         self.failures: list[BaseException] = []
+        self.listener: Listener | None = None  # of what traces say in pass 1, as they say it
         self._claimed: deque[tuple[Example, int]] = deque()
         self._nothing_to_claim = False
         self._pass1 = SharedPass1(point, self._complete_row)
@@ -89,6 +90,7 @@ class Session:
                 row=stored,
                 shown=lambda own: self._pass1.to_reconsider(example, sample, own),
                 stopping=self._sends_no_more,
+                listener=self.listener,
             )
             passes = await trace.run()
             row = row_of(self.point, example, sample, passes, backend, stored)

@@ -41,6 +41,8 @@ from pipeline.store.pass_names import Fields, name_passes, stored_passes
 from pipeline.store.row_heads import Key
 
 Passed = Sequence[Generation]
+# Hears a text as it is made, and the name of its phase; `think` also for what comes apart from it.
+Listener = Callable[[str, str], None]
 
 
 Outcome = TypeVar("Outcome")
@@ -64,6 +66,7 @@ class Trace:
     row: Row | None = None  # what an earlier attempt finished, where a cue was added since
     shown: Callable[[Passed], Awaitable[Passed]] | None = None  # own pass 1 -> the one to show
     stopping: Callable[[], bool] = lambda: False  # whether further requests are not to be sent
+    listener: Listener | None = None  # of pass 1
 
     @property
     def key(self) -> Key:
@@ -164,6 +167,7 @@ class Trace:
         opens = cue is None and phase is self.phases[0]
         size = self.spec.sampling.num_samples if opens else 1
         group = Group(f"{self.example.id}/{phase.name}", self.sample if opens else 0, size)
+        listener = self.listener if cue is None else None
         return Request(
             prompt=prompt,
             stop=phase.stop,
@@ -173,6 +177,8 @@ class Trace:
             trace_id=self.number,
             group=group,
             entropy=self.spec.run.entropy != "none",
+            on_token=listener and (lambda text: listener(text, phase.name)),
+            on_reasoning=listener and (lambda text: listener(text, "think")),
         )
 
     async def _finish(self, generations: Passed, cue: Cue | None) -> Fields:
