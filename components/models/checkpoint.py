@@ -336,12 +336,26 @@ def _packaged(key: str, path: str) -> Path:
 
 def _commit(key: str, repository: str, revision: str | None) -> str:
     """The commit that a hub id stands for: the hub's word, or offline its cache's."""
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
+    at = f" (model.revision={revision})" if revision else ""
+    has_token = get_token() is not None
     try:
         return _snapshot(repository, revision).name
+    except GatedRepoError as error:
+        rest = "with the account of HF_TOKEN" if has_token else "then set HF_TOKEN"
+        raise SpecError(
+            f"{key}={repository}{at} is gated: accept its terms on its page on the hub, {rest}"
+        ) from error
+    except RepositoryNotFoundError as error:
+        rest = (
+            "the account of HF_TOKEN sees none" if has_token else "or it is private: set HF_TOKEN"
+        )
+        raise SpecError(
+            f"{key} must name a local folder or a hub id: the hub has no {repository!r}{at}, {rest}"
+        ) from error
     except (OSError, HFValidationError) as error:
-        at = f" (model.revision={revision})" if revision else ""
         rule = "name a local folder or .gguf file, or a hub id within reach or in the hub's cache"
         raise SpecError(
             f"{key} must {rule}, got {repository!r}{at}: {type(error).__name__}"
