@@ -33,7 +33,7 @@ from launch.config.command_line import arguments, check_choices, check_names, er
 from launch.config.compose import build_backend, build_point, register_schema
 from launch.config.setup import RunSetup, setup_of
 from launch.config.words import CONF
-from launch.running.here import ENDING, PointsOutcome, run_ready
+from launch.running.here import ENDING, PointsOutcome, follow_rank_0, run_ready
 from launch.talk.session import Session, TalkSpec
 from pipeline.protocols import Backend
 from pipeline.run.point import Point
@@ -144,6 +144,8 @@ def run(setup: RunSetup, backend: Backend | None = None) -> RunOutcome:
     """
     backend = backend or open_backend(setup)
     point = point_of(setup, backend)
+    if backend.follows:
+        return RunOutcome(point, follow_rank_0(backend, setup.spec.run.shards))
     return RunOutcome(point, _run_to_end(point, backend, setup.config_text).status)
 
 

@@ -22,6 +22,7 @@ from launch.config.command_line import ended, run_application
 from launch.config.compose import register_schema
 from launch.config.setup import setup_of
 from launch.running.dry_run import PlannedPoint, show_dry_run
+from launch.running.here import follow_rank_0
 from launch.sweeps.points import missing_rows
 from launch.sweeps.sweep import of_points
 from pipeline.spec import require
@@ -43,9 +44,12 @@ def run_config(config: DictConfig) -> int:
         value = getattr(setup.spec.run, key)
         require(not value, f"run.{key}", "be left out, or -m added: it is about a sweep", value)
     backend = open_backend(setup)
+    if setup.spec.run.dry and backend.follows:
+        return follow_rank_0(backend, setup.spec.run.shards)
     if setup.spec.run.dry:
         point = point_of(setup, backend)
         show_dry_run([PlannedPoint(point, backend, missing_rows(point))])
+        backend.dismiss()
         return 0
     return run(setup, backend).status
 

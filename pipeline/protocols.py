@@ -324,6 +324,7 @@ class Backend(Protocol):
     capabilities: Capabilities = Capabilities()
     capacity: int = 16  # traces it wants open at once; read again after entering, and as it goes
     quantization: str = "none"  # the name of the `Quantization` that it honours
+    follows: bool = False  # a rank above 0 of several: `follow` is awaited, and nothing else
 
     async def discover(self) -> None:
         """Ask what `capabilities` and `identity` depend on, such as what a service can do."""
@@ -410,5 +411,13 @@ class Backend(Protocol):
         return
 
     async def follow(self) -> None:
-        """What ranks above 0 do instead of running traces; returns when rank 0 is done."""
+        """What ranks above 0 do instead of being entered; returns once rank 0 has dismissed them.
+
+        Raises:
+            Exception: what failed here; the run ends on every rank.
+        """
+        return
+
+    def dismiss(self) -> None:
+        """Rank 0 is done, whether it was entered or not: ranks above 0 return from `follow`."""
         return

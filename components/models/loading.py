@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from components.models.checkpoint import Checkpoint, Source, local_folder
 from components.models.tensors import refuse_incomplete
 from components.models.weight_files import tensor_names
 from pipeline.protocols import Quantization
-from pipeline.spec import ModelSpec, SpecError
+from pipeline.spec import ModelSpec, SpecError, require
 
 _LOG = logging.getLogger(__name__)
 # What wrappers put into the names of tensors: torch.compile, FullyShardedDataParallel and
@@ -58,6 +58,7 @@ def load_model(
     spec: ModelSpec,
     quantization: LoadableQuantization,
     device: torch.device,
+    placement: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """The model of a prepared checkpoint on `device`, in evaluation mode.
 
@@ -69,6 +70,7 @@ def load_model(
         spec: says which attention is used and whether code of the checkpoint may run.
         quantization: the type of the weights.
         device: where the weights go.
+        placement: arguments of `from_pretrained` that spread them over devices or ranks instead.
 
     Raises:
         SpecError: the checkpoint cannot be loaded as a causal language model; the message names the
@@ -79,7 +81,11 @@ def load_model(
     source = checkpoint.weights
     folder = local_folder(source)
     names = tensor_names(folder) if folder else frozenset()
-    placed = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
+    placed: Mapping[str, Any] = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
+    if placement is not None:
+        rule = "be null where devices or ranks share a model; launch/export_model.py merges it"
+        require(checkpoint.adapter is None, "model.adapter", rule, spec.adapter or spec.path)
+        placed = placement
     with _errors_as_sentences(spec), quietly():
         config = _config(source, spec)
         quantization.refuse(device.type, capability_of(device), stored_quantization(config))
@@ -164,8 +170,8 @@ def unwrapped(names: Iterable[str]) -> dict[str, str] | None:
 
 def embedding_size(model: PreTrainedModel) -> int:
     """How many token ids the model has an embedding for."""
-    embedding: Any = model.get_input_embeddings()
-    return int(embedding.weight.shape[0])
+    weight: Any = model.get_input_embeddings().weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])  # ZeRO keeps the whole shape there
 
 
 def attention_for(config: PreTrainedConfig, asked: str) -> str:

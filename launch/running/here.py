@@ -20,6 +20,7 @@ from pipeline.protocols import Backend
 from pipeline.run.executor import OnRow, execute, grace_seconds
 from pipeline.run.point import Point, record_of
 from pipeline.run.session import Session
+from pipeline.spec import require
 from pipeline.store.files import Row
 from pipeline.store.stored_record import refuse_other_spec
 
@@ -77,6 +78,23 @@ def run_ready(
     if outcome.signals and not outcome.sessions:
         print("interrupted while the model was loading: the same command starts again")
     return outcome
+
+
+def follow_rank_0(backend: Backend, shards: int, signals: Sequence[int] = ENDING) -> int:
+    """What a rank above 0 does until rank 0 is done, whose launcher sends the signals to it too.
+
+    Returns the exit status.
+
+    Raises:
+        SpecError: the run is to be shared among shards as well.
+        Exception: what failed here; the run ends on every rank.
+    """
+    rule = "be 1 on several ranks of one model; start one command per shard"
+    require(shards == 1, "run.shards", rule, shards)
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
+    asyncio.run(backend.follow())
+    return 0
 
 
 def run_until_signal(

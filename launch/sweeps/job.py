@@ -1,6 +1,5 @@
 """What runs in a job: the points of a pack, or one shard of them; what a signal does there."""
 
-import asyncio
 import getpass
 import os
 import re
@@ -17,8 +16,7 @@ import submitit
 
 from launch.config.compose import build_backend, build_point
 from launch.config.setup import RunSetup
-from launch.running.here import PointsOutcome, run_ready
-from pipeline.protocols import Backend
+from launch.running.here import PointsOutcome, follow_rank_0, run_ready
 from pipeline.store.environment import job_id
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -71,12 +69,8 @@ class Job:
 
     def _follow(self) -> PointsOutcome:
         """What a rank above 0 of a multi-process engine does."""
-
-        async def follow(backend: Backend) -> None:
-            async with backend:
-                await backend.follow()
-
-        asyncio.run(follow(build_backend(self.setups[0].spec)))
+        spec = self.setups[0].spec
+        follow_rank_0(build_backend(spec), spec.run.shards, SIGNALS)
         return PointsOutcome()
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:

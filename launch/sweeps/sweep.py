@@ -1,6 +1,7 @@
 """A sweep from its overrides to its last row: compose, pack, plan or send, watch, table, status."""
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig
 from rich.console import Console
 
+from components.ranks.place import place
 from launch.config.cluster import check_cluster
 from launch.config.command_line import INTERRUPTED
 from launch.config.compose import build_backend
@@ -102,6 +104,8 @@ def run_sweep(
     Raises:
         SpecError: a point or an option breaks a rule, or the queue cannot be asked.
     """
+    rule = "be left out on several ranks: give one point, or send the sweep to a cluster"
+    require(place().world == 1 or "RANK" not in os.environ, "-m", rule, place())
     check_cluster(options)
     sweep = Sweep(Composer(context, config), Path(config.hydra.sweep.dir), options)
     for overrides in points:

@@ -30,7 +30,8 @@ async def execute(
 
     `backend` is entered only if anything is left to do. Once `stop` is set no further request is
     sent; those under way have `grace_seconds`, or until `drop` is set. What was finished of traces
-    is in the journal. `on_row` hears of every row, and of a failed trace with None.
+    is in the journal. `on_row` hears of every row, and of a failed trace with None. Ranks above 0
+    are dismissed at the end, unless an error ends them.
     """
     stop = stop or asyncio.Event()
     sessions: list[Session] = []
@@ -48,6 +49,7 @@ async def execute(
                     await loop.run()
                 finally:
                     about = backend.describe()
+        backend.dismiss()
     finally:
         # In a thread, which goes on to the last session even if this is cancelled.
         await asyncio.shield(asyncio.to_thread(_close, sessions, about))

@@ -35,6 +35,12 @@ from components.backends.hf.slots.build import Options, scheduler_factory, slots
 from components.backends.hf.slots.engine import Engine
 from components.backends.hf.slots.fit import UnfitModelError, fit
 from components.backends.hf.slots.kv_cache import LayerShape
+from components.backends.hf.spread import Spread
+from components.backends.hf.spreading import (
+    refuse_beside_spreading,
+    spread_report,
+    tensor_parallel,
+)
 from components.backends.hf.static import StaticDecoder
 from components.decoding.forced_rows import Visit
 from components.decoding.forcing import forced
@@ -54,6 +60,7 @@ from components.models.loading import (
 )
 from components.models.tokenizer_loading import load_tokenizer
 from components.quantization.report import weights_report
+from components.ranks.place import Place, place
 from pipeline.protocols import (
     FILTERS,
     STRATEGIES,
@@ -101,6 +108,8 @@ class HfBackend(Backend):
         threads: int | None = None,
         kv_cache_dtype: str = "auto",
         assistant_model: str | None = None,
+        device_map: str | None = None,
+        tp_plan: str | None = None,
     ) -> None:
         """Check the arguments; nothing is loaded.
 
@@ -120,6 +129,9 @@ class HfBackend(Backend):
                 fp8: 8 bits, which halves the memory and the time of attention and is less exact.
             assistant_model: a small model with the same tokenizer (hub id, folder or file), whose
                 guesses `generate` checks several at a time, row by row; they change no text.
+            device_map: auto, balanced, balanced_low_0 or sequential: layers go to all devices of
+                this process, one after another, and what does not fit to the processor's memory.
+            tp_plan: auto: each of several ranks holds a part of every layer (tensor parallel).
         """
         require(batch_size >= 1, "backend.batch_size", "be 1 or more", batch_size)
         require(decoder in DECODERS, "backend.decoder", f"be one of {DECODERS}", decoder)
@@ -131,6 +143,17 @@ class HfBackend(Backend):
             f"be one of {KV_TYPES}",
             kv_cache_dtype,
         )
+        self._device = device_of(device)
+        self._device_map = device_map
+        self._spread: Spread | None = None
+        if device_map is not None or tp_plan is not None:
+            refuse_beside_spreading(device_map, tp_plan, device, decoder, slots)
+            decoder = "generate"
+        elif (ranks := place()).world > 1 and "RANK" in os.environ:
+            rule = f"be auto on {ranks.world} ranks; if each can hold the model, use run.shards"
+            require(type(self) is not HfBackend, "backend.tp_plan", rule, tp_plan)
+        if tp_plan is not None:
+            self._spread_over(place(), split=False)
         if kv_cache_dtype != "auto":
             rule = "be auto with backend.decoder=generate, which caches in the model's type"
             require(decoder != "generate", "backend.kv_cache_dtype", rule, kv_cache_dtype)
@@ -139,8 +162,9 @@ class HfBackend(Backend):
             require(decoder != "slots", "backend.assistant_model", rule, assistant_model)
             rule = "be null with backend.use_cache=false, which leaves nothing to save"
             require(use_cache, "backend.assistant_model", rule, assistant_model)
+            rule = "be null on several ranks"
+            require(self._spread is None, "backend.assistant_model", rule, assistant_model)
         self.capacity = 2 * batch_size
-        self._device = device_of(device)
         quantization.refuse(self._device.type, capability_of(self._device), None)
         self._spec = model
         self._quantization = quantization
@@ -159,13 +183,37 @@ class HfBackend(Backend):
         self._cache_size: dict[str, Any] | None = None
         self._queue: Batches | Engine | None = None
         self._scorer: Scorer | None = None
+        self._static: StaticDecoder | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
         self._unfinished: set[TokenSequence] = set()
         self._plan = SamplingPlan()
         self._assistant = assistant_model
 
+    def _spread_over(self, ranks: Place, split: bool) -> None:
+        """Run on several ranks, as `Spread`. Raises SpecError where there are too few GPUs."""
+        if self._device.type == "cuda":
+            count = torch.cuda.device_count()
+            rule = f"be cpu, or ranks of a node no more than its {count} GPUs"
+            require(ranks.local_rank < count, "backend.device", rule, str(self._device))
+            self._device = torch.device("cuda", ranks.local_rank)
+        self._spread = Spread(ranks, split, self._device)
+        self.follows = self._spread.follows
+        self.capabilities = dataclasses.replace(self.capabilities, scores=False)
+
+    async def discover(self) -> None:
+        """Meet the other ranks, if there are any."""
+        if self._spread is not None:
+            await self._spread.meet()
+
     def expect(self, sampling: Sampling) -> None:
-        """As `SamplingPlan.expect`: the decoder is chosen for all that it is told."""
+        """As `SamplingPlan.expect`: the decoder is chosen for all that it is told.
+
+        Raises:
+            SpecError: it cannot sample so.
+        """
+        beams = sampling.num_beams
+        alone = self._spread is None or beams == 1
+        require(alone, "sampling.num_beams", "be 1 on several ranks", beams)
         if self._assistant is not None:
             rule = "be null with an assistant model (backend.assistant_model)"
             require(sampling.regex is None, "sampling.regex", rule, sampling.regex)
@@ -189,6 +237,7 @@ class HfBackend(Backend):
         model, queue = self._model, self._queue
         return {
             "device": device_name(self._device),
+            **self._where(),
             "dtype": str(model.dtype).removeprefix("torch.") if model is not None else None,
             "weights": self._weights,
             "cache": self._cache_size,
@@ -201,6 +250,13 @@ class HfBackend(Backend):
             "generated_tokens": self._num_generated(),
             "peak_memory_bytes": peak_memory(self._device),
         }
+
+    def _where(self) -> dict[str, Any]:
+        """How the model is spread, where it is."""
+        if self._device_map is not None:
+            devices = getattr(self._model, "hf_device_map", None) or {}
+            return {"device_map": sorted({str(device) for device in devices.values()})}
+        return {} if self._spread is None else {"ranks": self._spread.place.world}
 
     def _num_generated(self) -> int:
         """Tokens so far, those of unfinished sequences included; may be asked from any thread."""
@@ -228,6 +284,8 @@ class HfBackend(Backend):
 
     async def __aenter__(self) -> Self:
         """Load tokenizer and weights, and start the decoder's thread."""
+        if self._spread is not None:
+            self._spread.begin(self._lose)
         start = await asyncio.to_thread(self._load)
         self._queue = start()
         self.capacity = self._queue.capacity
@@ -237,10 +295,35 @@ class HfBackend(Backend):
         """Drop what is running and free the model."""
         if self._queue is not None:
             await self._queue.close()
-        self._model = self._queue = self._scorer = None
+        if self._spread is not None:
+            self._spread.end()
+        self._unload()
+
+    def _unload(self) -> None:
+        self._model = self._queue = self._scorer = self._static = None
         if self._device.type == "cuda":
             gc.collect()  # compiled layers and what they call hold each other
             torch.cuda.empty_cache()
+
+    async def follow(self) -> None:
+        """As `Backend.follow`: load with rank 0, and make the calls that it makes."""
+        assert self._spread is not None and self.follows, "rank 0 is entered"
+        await asyncio.to_thread(self._spread.follow, self._load_to_follow, self._unload)
+
+    def _load_to_follow(self) -> Callable[[dict[str, Any]], None]:
+        self._load()
+        assert self._static is not None, "several ranks take generate"
+        return self._static.follow
+
+    def dismiss(self) -> None:
+        """As `Backend.dismiss`."""
+        if self._spread is not None:
+            self._spread.dismiss()
+
+    def _lose(self, why: str) -> None:
+        """A rank has gone: what runs fails, in whatever call the decoder's thread waits."""
+        if isinstance(self._queue, Batches):
+            self._queue.lose(why)
 
     async def generate(self, request: Request) -> Generation:
         """Continue the request's prompt; `on_token` is called on this event loop.
@@ -322,7 +405,7 @@ class HfBackend(Backend):
         encoder = self._encoder()
         model = self._load_model()
         vocabulary = encoder.tokenizer.get_vocab()
-        self._weights = {**weights_report(model), "parameters": model.num_parameters()}
+        self._weights = self._report(model)
         refuse_tokenizer_beyond(model, vocabulary, certain_text(encoder.tokenizer))
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._limits = Limits(encoder.end_ids(end_ids_of(model.generation_config)), context)
@@ -345,8 +428,13 @@ class HfBackend(Backend):
         if self._assistant is not None:
             how = self._cache, self._quantization
             assistant = load_assistant(self._assistant, model, vocabulary, *how)
-        static = StaticDecoder(model, allowed, self._use_cache, self._threads, score, assistant)
-        return lambda: Batches(static.run, self._batch_size)
+        lockstep = self._spread.lockstep() if self._spread is not None else None
+        static = StaticDecoder(
+            model, allowed, self._use_cache, self._threads, score, assistant, lockstep
+        )
+        self._static = static
+        rows_at_once = self._spread.rows_at_once if self._spread is not None else 1
+        return lambda: Batches(static.run, self._batch_size * rows_at_once)
 
     def _slots(self, model: PreTrainedModel, allowed: torch.Tensor) -> Callable[[], Engine] | None:
         """What starts the decoder of slots; None where the model must take the other."""
@@ -381,13 +469,33 @@ class HfBackend(Backend):
         require(chosen == "auto", "backend.kv_cache_dtype", f"be auto for {reason}", chosen)
 
     def _load_model(self) -> PreTrainedModel:
-        model = load_model(self._ready(), self._spec, self._quantization, self._device)
+        placement = self._placement()
+        given = self._ready(), self._spec, self._quantization, self._device
+        model = load_model(*given, placement)
         plain = stored_quantization(model.config) is None
         slow = model.dtype == torch.bfloat16 and not has_bfloat16()
         if self._device.type == "cpu" and plain and slow:
             _LOG.warning("computing in float32: the processor has no bfloat16 arithmetic")
             model.float()  # type: ignore[no-untyped-call]
         return model
+
+    def _placement(self) -> dict[str, Any] | None:
+        """Arguments of `from_pretrained` that spread the weights; None: all on the device.
+
+        Raises:
+            SpecError: there is one rank only.
+        """
+        if self._device_map is not None:
+            return {"device_map": self._device_map}
+        if self._spread is None:
+            return None
+        return tensor_parallel(self._spread.place.world)
+
+    def _report(self, model: PreTrainedModel) -> dict[str, Any]:
+        """What the weights of this process are, for the attempt record."""
+        if self._spread is not None:
+            return spread_report(model)
+        return {**weights_report(model), "parameters": model.num_parameters()}
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         assert self._limits is not None

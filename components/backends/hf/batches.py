@@ -18,7 +18,7 @@ from components.backends.hf.submission import (
     out_of_memory,
 )
 from components.decoding.sequence import TokenSequence
-from pipeline.protocols import Generation
+from pipeline.protocols import BackendLostError, Generation
 
 _LOG = logging.getLogger(__name__)
 _LULL = 0.004  # seconds without a new request after which a batch starts that is not full
@@ -38,6 +38,7 @@ class Batches:
         self._running: list[QueuedSequence] = []
         self._arrived = asyncio.Event()
         self._submissions = Submissions(self._put, self._arrived.set)
+        self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         self._serving = asyncio.create_task(self._serve())
         self._serving.add_done_callback(self._close)
@@ -66,6 +67,11 @@ class Batches:
             Exception: what `work` raises.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def lose(self, why: str) -> None:
+        """Fail all sequences: the decoder's thread may wait for ever. From any thread."""
+        error = BackendLostError(f"{why}\nThe same command goes on from the finished rows.")
+        self._loop.call_soon_threadsafe(lambda: fail((*self._waiting, *self._running), error))
 
     async def close(self) -> None:
         """Drop all sequences and wait for the thread, which ends within one step."""

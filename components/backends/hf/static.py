@@ -19,11 +19,13 @@ from transformers import (
 
 from components.backends.hf.assisted import AssistedDecoder
 from components.backends.hf.beams import BeamSearch, Score
+from components.backends.hf.lockstep import AllEnded, Lockstep
 from components.backends.hf.padding import Sharing, padded, rotary_switch, separate, sharing
 from components.backends.hf.rowwise import make_repeatable
 from components.decoding.fast_draw import draw
 from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp
 from components.decoding.sequence import TokenSequence, changed_logits
+from pipeline.protocols import BackendLostError
 
 Finish = Callable[[TokenSequence], None]
 _LOG = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class StaticDecoder:
         threads: int,
         score: Score,
         assistant: PreTrainedModel | None = None,
+        lockstep: Lockstep | None = None,
     ) -> None:
         """Prepare `model`, and find out what its batches may hold.
 
@@ -53,11 +56,13 @@ class StaticDecoder:
             threads: CPU threads of a step.
             score: measures the texts that a beam search found.
             assistant: guesses ids; then sequences are decoded one by one.
+            lockstep: the other ranks, where several share the work.
         """
         model.generation_config = _config()
         if model.device.type == "cpu" and model.dtype == torch.float32:
             make_repeatable(model)
         self._model: Any = model
+        self._lockstep = lockstep
         self._allowed = allowed
         self._use_cache = use_cache
         self._threads = threads
@@ -96,28 +101,43 @@ class StaticDecoder:
         started = time.perf_counter()
         for sequence in sequences:
             sequence.start_time = sequence.start_time or started
-        inputs = padded([sequence.ids for sequence in sequences], self._model.device)
-        step = _Step(sequences, self._allowed, inputs["attention_mask"], finish)
+        most_new = max(sequence.num_remaining for sequence in sequences)
+        rows = [sequence.ids for sequence in sequences]
+        step = _Step(sequences, self._allowed, finish, self._lockstep)
+        ended: StoppingCriteria = _Ended(step)
+        given: dict[str, Any] = {}
+        if self._lockstep is not None:
+            rows, ended = self._lockstep.begin(rows, most_new), AllEnded(step)
+            given["synced_gpus"] = False  # the ranks end at the same step
         config = _config(
-            do_sample=False,
-            max_new_tokens=max(sequence.num_remaining for sequence in sequences),
-            use_cache=self._use_cache,
-            pad_token_id=0,
+            do_sample=False, max_new_tokens=most_new, use_cache=self._use_cache, pad_token_id=0
         )
-        with torch.inference_mode(), within_context(self._model):
+        with torch.inference_mode(), within_context(self._model), _together(self._lockstep):
             self._model.generate(
-                **inputs,
+                **padded(rows, self._allowed.device),
                 generation_config=config,
                 logits_processor=LogitsProcessorList([step]),
-                stopping_criteria=StoppingCriteriaList([_Ended(step)]),
+                stopping_criteria=StoppingCriteriaList([ended]),
+                **given,
             )
+
+    def follow(self, message: dict[str, Any]) -> None:
+        """Ranks above 0: make the call of `generate` that rank 0 makes."""
+        assert self._lockstep is not None, "only of several ranks"
+        torch.set_num_threads(self._threads)
+        with torch.inference_mode(), within_context(self._model):
+            self._lockstep.call(self._model, message, _config, self._use_cache)
 
 
 class _Step(LogitsProcessor):
     """Measures raw logits, draws the id of every row, and makes `generate` take it."""
 
     def __init__(
-        self, sequences: Sequence[TokenSequence], allowed: Tensor, mask: Tensor, finish: Finish
+        self,
+        sequences: Sequence[TokenSequence],
+        allowed: Tensor,
+        finish: Finish,
+        lockstep: Lockstep | None,
     ) -> None:
         device = allowed.device
         self.finished = torch.zeros(len(sequences), dtype=torch.bool, device=device)
@@ -130,19 +150,40 @@ class _Step(LogitsProcessor):
         self._indices = torch.tensor(
             [len(sequence.token_ids) for sequence in sequences], device=device
         )
-        self._mask = mask
+        self._lockstep = lockstep
         self._seen: Tensor | None = None
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether every row has ended."""
+        return bool(self.finished.all())
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take raw float32 logits [rows, vocabulary]; return 0 for the drawn ids, else -inf."""
-        self._mark_seen(input_ids, scores.shape[-1])
+        lockstep = self._lockstep
+        if lockstep is None:
+            forced = torch.full_like(scores, -torch.inf)
+            return forced.scatter_(-1, self._draw(scores).unsqueeze(-1), 0.0)
+        every = lockstep.logits(scores)
+        try:
+            tokens = self._draw(every)
+        except Exception as error:
+            lockstep.give_up()
+            raise _BetweenSteps from error
+        lockstep.tell(tokens, self.finished)
+        return lockstep.forced(tokens, scores.shape[-1])
+
+    def _draw(self, scores: Tensor) -> Tensor:
+        """Draw the ids of all rows [rows] from their raw logits, and take them."""
+        self._prepare_seen(scores.shape[-1])
         changed = changed_logits(scores, self._sequences, self._allowed)
         of = self._settings, self._seeds, self._indices, self._allowed, self._seen
         tokens = draw(changed, *of)
         self._indices += 1
         self._accept(tokens, *self._measure(scores, tokens))
-        forced = torch.full_like(scores, -torch.inf)
-        return forced.scatter_(-1, tokens.unsqueeze(-1), 0.0)
+        if self._seen is not None:
+            self._seen.scatter_(-1, tokens.unsqueeze(-1), True)
+        return tokens
 
     def _measure(self, logits: Tensor, tokens: Tensor) -> tuple[list[float], list[float]]:
         chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -170,17 +211,15 @@ class _Step(LogitsProcessor):
             finished.append(sequence.finished)
         self.finished = torch.tensor(finished, device=tokens.device)
 
-    def _mark_seen(self, input_ids: Tensor, size: int) -> None:
-        """Keep track of the ids that each row has seen, for repetition penalties."""
-        if not self._settings.penalises:
+    def _prepare_seen(self, size: int) -> None:
+        """Mark the ids that each row begins with, for repetition penalties."""
+        if not self._settings.penalises or self._seen is not None:
             return
-        if self._seen is None:
-            self._seen = torch.zeros(
-                len(self._sequences), size, dtype=torch.bool, device=input_ids.device
-            )
-            for sequence, ids, mask in zip(self._seen, input_ids, self._mask, strict=True):
-                sequence[ids[mask.bool()]] = True
-        self._seen.scatter_(-1, input_ids[:, -1:], True)
+        self._seen = torch.zeros(
+            len(self._sequences), size, dtype=torch.bool, device=self._allowed.device
+        )
+        for seen, sequence in zip(self._seen, self._sequences, strict=True):
+            seen[sequence.ids] = True
 
 
 class _Ended(StoppingCriteria):
@@ -192,6 +231,33 @@ class _Ended(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """One bool per row."""
         return self._step.finished
+
+
+class _BetweenSteps(Exception):
+    """An error in drawing, its cause, after which all ranks have ended the call."""
+
+
+@contextmanager
+def _together(lockstep: Lockstep | None) -> Iterator[None]:
+    """Tell errors that end one call from those that leave the other ranks in the middle of one."""
+    if lockstep is None:
+        yield
+        return
+    try:
+        yield
+    except _BetweenSteps as error:
+        assert error.__cause__ is not None
+        raise error.__cause__ from None
+    except Exception as error:
+        raise BackendLostError(
+            f"rank 0 failed in the middle of a step ({type(error).__name__}: {error}); the same "
+            "command goes on from the finished rows, with a lower backend.batch_size if memory "
+            f"ran out{_also(lockstep)}"
+        ) from error
+
+
+def _also(lockstep: Lockstep) -> str:
+    return f"; {lockstep.links.lost}" if lockstep.links.lost else ""
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from components.decoding.sequence import TokenSequence
-from pipeline.protocols import Generation
+from pipeline.protocols import BackendLostError, Generation
 
 _NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -94,4 +94,6 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: torch has a class for some cases and a sentence for the others."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, BackendLostError):  # of several ranks: its words may be an error's
+        return False
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY)
