@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from components.models.checkpoint import Checkpoint, local_folder, prepare
+from components.models.checkpoint import Checkpoint, prepare
 from components.models.hashes import TOKENIZER_FILES
+from components.models.source import local_folder
 from components.models.weight_files import read_json
 from components.quantization.precision import Precision
 from pipeline.spec import ModelSpec, SpecError, require

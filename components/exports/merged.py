@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from components.exports.chosen_model import ChosenModel
-from components.models.checkpoint import local_folder
 from components.models.hashes import adapter_hash
+from components.models.source import local_folder
 from pipeline.spec import SpecError
 
 

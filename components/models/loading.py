@@ -14,7 +14,8 @@ from transformers.utils import logging as transformers_logging
 
 from components.models.adapters import merged, unmerged
 from components.models.architecture import register
-from components.models.checkpoint import Checkpoint, Source, local_folder
+from components.models.checkpoint import Checkpoint
+from components.models.source import Source, local_folder
 from components.models.tensors import refuse_incomplete
 from components.models.weight_files import tensor_names
 from pipeline.protocols import Quantization

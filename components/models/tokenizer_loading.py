@@ -7,7 +7,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from components.models.architecture import register
-from components.models.checkpoint import Checkpoint, Source, local_folder
+from components.models.checkpoint import Checkpoint
+from components.models.source import Source, local_folder
 from components.models.weight_files import check_texts, read_json
 from pipeline.spec import ModelSpec, SpecError
 

@@ -130,7 +130,7 @@ class PointBuilder:
         except SpecError as error:
             gone = isinstance(error, MissingCheckpointError)
             if gone and setup.spec.run.missing_checkpoint != "fail":
-                return SweepPoint(setup, problem=str(error))
+                return SweepPoint(setup, problem=str(error).partition(":\n")[0])  # not its table
             raise SpecError(f"{error} (the point {' '.join(setup.overrides)})") from error
         return SweepPoint(setup, point, missing=missing_rows(point))
 

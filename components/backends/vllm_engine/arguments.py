@@ -11,7 +11,8 @@ from typing import Any
 
 from components.backends.vllm_engine.measured import DRAWABLE, MeasuringWorker
 from components.models.adapters import CONFIG
-from components.models.checkpoint import Checkpoint, local_folder
+from components.models.checkpoint import Checkpoint
+from components.models.source import local_folder
 from components.models.weight_files import read_json
 from pipeline.spec import ModelSpec, SpecError, require
 

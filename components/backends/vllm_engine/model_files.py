@@ -10,7 +10,8 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 from components.backends.hf.model_facts import end_ids_of
 from components.backends.vllm_engine.arguments import adapter_folder, engine_arguments
 from components.decoding.prompt_encoder import PromptEncoder
-from components.models.checkpoint import Checkpoint, Source
+from components.models.checkpoint import Checkpoint
+from components.models.source import Source
 from pipeline.spec import ModelSpec, require
 
 
