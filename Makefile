@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-EXTRAS := dev,chat,gateway,structured,stats,report,browser,lora,quantization,gguf
+EXTRAS := dev,chat,gateway,structured,stats,scoring,report,browser,lora,quantization,gguf
 
 # Idle OpenMP threads that spin slow everything beside them down.
 export OMP_WAIT_POLICY := passive

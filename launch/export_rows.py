@@ -17,7 +17,6 @@ formula; formulas=escape puts an apostrophe before such a text.
 import argparse
 import csv
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.command_line import ended
+from launch.reporting.formulas import escaped, like_a_formula
 from launch.reporting.plain import plain
 from launch.rows.stored_task import StoredTasks, prompt_of
 from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat, in_utf8
@@ -42,8 +42,6 @@ SETTINGS = {
 }
 CAPS = ("think_cap", "answer_cap", "max_new_tokens")
 ROWS_AT_ONCE = 500
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 Rows = Callable[[], Iterator[Row]]
 
 
@@ -243,9 +241,9 @@ def to_csv(rows: Rows, out: Path, escape: bool = False) -> int:
         writer.writeheader()
         for count, row in enumerate(map(in_utf8, rows()), start=1):  # noqa: B007
             cells = {name: _cell(value) for name, value in row.items()}
-            risky = [name for name, cell in cells.items() if _like_a_formula(cell)]
+            risky = [name for name, cell in cells.items() if like_a_formula(cell)]
             formulas += len(risky)
-            writer.writerow(cells | {name: f"'{cells[name]}" for name in risky if escape})
+            writer.writerow(cells | {name: escaped(cells[name]) for name in risky if escape})
     if formulas and not escape:
         print(
             f"{formulas} cells of {out} begin like a formula, which a spreadsheet would run; "
@@ -256,11 +254,6 @@ def to_csv(rows: Rows, out: Path, escape: bool = False) -> int:
 
 def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
-
-
-def _like_a_formula(cell: Any) -> bool:
-    """Whether a spreadsheet would take a text for a formula; a plain number is none."""
-    return isinstance(cell, str) and cell.startswith(FORMULA_STARTS) and not _NUMBER.fullmatch(cell)
 
 
 def to_parquet(rows: Rows, out: Path) -> int:

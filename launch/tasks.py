@@ -1,4 +1,6 @@
-"""Lists the tasks: `python launch/tasks.py`, or `... legacy` for the presets of earlier projects.
+"""Lists the tasks: `python launch/tasks.py`, `... judge` those by which a model judges answers.
+
+`... legacy` lists the presets of earlier projects.
 
 One line for each option of `task=`: how many examples it holds where the data set ships with the
 task, how an answer is judged, where the data comes from, and what it asks.
@@ -74,7 +76,7 @@ def table(rows: Iterable[tuple[str, ...]]) -> Table:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", default="", choices=["", "legacy"])
+    parser.add_argument("folder", nargs="?", default="", choices=["", "judge", "legacy"])
     folder = parser.parse_args().folder
     return ended(lambda: table_console().print(table(listed(folder))))
 

@@ -92,7 +92,7 @@ def unmapped(record: Record, columns: Mapping[str, Any]) -> dict[str, Any]:
     if columns.get("keep") is not None:
         names = names_of(columns, "keep")
         for name in names:
-            if not _has(record.values, name):
+            if not has(record.values, name):
                 raise DataError(
                     f"{record.where}: {_absent(record, [name])}; mend task.columns.keep"
                 )
@@ -172,16 +172,17 @@ def _lookup(values: Mapping[str, Any], name: str) -> Any:
     return _lookup(inner, rest) if dot and isinstance(inner, Mapping) else None
 
 
-def _has(values: Mapping[str, Any], name: str) -> bool:
+def has(values: Mapping[str, Any], name: str) -> bool:
+    """Whether there is a column `name`, whose dots go into nested mappings; it may be null."""
     if name in values:
         return True
     head, dot, rest = name.partition(".")
     inner = values.get(head)
-    return bool(dot) and isinstance(inner, Mapping) and _has(inner, rest)
+    return bool(dot) and isinstance(inner, Mapping) and has(inner, rest)
 
 
 def _absent(record: Record, names: Sequence[str]) -> str:
-    there = [name for name in names if _has(record.values, name)]
+    there = [name for name in names if has(record.values, name)]
     if there:
         return f"column {there[0]!r} is null"
     wanted = " or ".join(repr(name) for name in names)

@@ -39,7 +39,7 @@ def told(section: str) -> dict[str, str]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of every task of its own kind, under two cues, with the echo backend."""
     root = tmp_path_factory.mktemp("runs")
-    for task in ("crossword", "carpark", "math", "qa", "prompts"):
+    for task in ("crossword", "carpark", "math", "qa", "prompts", "judge/answer_accuracy"):
         line = [f"task={task}", "backend=echo", "cue=[wait,neutral]", "run.limit=2"]
         outcome = api.run(setup_of(composed(*line, f"run.root={root}"), line))
         assert outcome.status == 0
