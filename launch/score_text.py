@@ -88,7 +88,7 @@ def score(given: argparse.Namespace) -> int:
             f"{embedding.truncated} texts are longer than {given.embedding} reads: what stands "
             "behind says nothing in their similarity"
         )
-    whole = summary(made, said, prices)
+    whole = summary(made, said, prices, embedding)
     readings = {f"{name}_judgement": by.column_of_readings(found.rows) for name, by in said.items()}
     files.write(made, readings, whole, given.out)
     for text in (*printed(whole), *cost_line(whole), *made.notes):

@@ -243,9 +243,11 @@ def test_a_file_of_any_columns_is_scored_by_their_names(tmp_path: Path) -> None:
 def test_the_seven_metrics_of_the_fine_tuners_evaluator(
     predictions: Path,
     tmp_path: Path,
-    tiny_llama: Callable[..., Path],
+    smollm2: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from tests.fakes.tiny_models import tiny_encoder  # loads torch
+
     relevant = "Question: Capital of Portugal?\nQuestion: Capital of Portugal?\nEvasive: no\n"
     scripted(
         monkeypatch,
@@ -257,10 +259,16 @@ def test_the_seven_metrics_of_the_fine_tuners_evaluator(
     )
     out = tmp_path / "out"
     line = [str(predictions), "--out", str(out), "--judge", "backend=echo"]
-    line += ["--embedding", str(tiny_llama()), "--metrics", *SEVEN.split()]
+    line += [
+        "--embedding",
+        str(tiny_encoder(smollm2, tmp_path / "encoder")),
+        "--metrics",
+        *SEVEN.split(),
+    ]
     assert main(line) == 0
     summary, lines = summary_of(out), lines_of(out)
     assert list(summary)[:7] == SEVEN.split()
+    assert summary["details"]["embedding"]["max_tokens"] == 512
     assert lines[0]["semantic_similarity"] == pytest.approx(1, abs=1e-5)
     assert lines[0]["answer_relevancy"] == pytest.approx(1, abs=1e-5)
     assert [row["answer_relevancy"] for row in lines[1:]] == [0, None]

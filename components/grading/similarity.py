@@ -12,7 +12,7 @@ MAX_LENGTH = 100_000  # characters of a text that reach the tokenizer
 
 
 class SentenceEmbedding:
-    """A model of Sentence Transformers, or any encoder of Transformers with mean pooling.
+    """A model of Sentence Transformers, or an encoder of Transformers, whose states are averaged.
 
     `truncated` counts texts longer than the model reads, whose rest said nothing.
     """
@@ -32,8 +32,18 @@ class SentenceEmbedding:
                 f"--embedding must name a sentence-embedding model (a folder, or a hub id), "
                 f"{model} cannot be loaded: {error}"
             ) from error
+        self.name = model
         self.truncated = 0
         self._vectors: dict[str, Any] = {}
+
+    def about(self) -> dict[str, Any]:
+        """Which model it is, how it makes one vector of a text, and how many tokens it reads."""
+        pooled = (getattr(module, "pooling_mode", None) for module in self._model)
+        return {
+            "model": self.name,
+            "pooling": next((mode for mode in pooled if mode), None),
+            "max_tokens": self._model.max_seq_length,
+        }
 
     def read(self, texts: Sequence[str]) -> None:
         """Embed texts, each once, so that they can be compared."""

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from components.grading.libraries import library
+from components.grading.similarity import SentenceEmbedding
 from launch.reporting.terminal import blocks
 from launch.running.console import WIDTH
 from launch.scoring.judged import Judgements
@@ -47,7 +48,10 @@ def means(scores: Scores) -> list[Line]:
 
 
 def summary(
-    scores: Scores, judged: Mapping[str, Judgements], prices: tuple[float, float] | None
+    scores: Scores,
+    judged: Mapping[str, Judgements],
+    prices: tuple[float, float] | None,
+    embedding: SentenceEmbedding | None,
 ) -> Line:
     """Each metric with its mean over all rows at the top, and under `details` everything else."""
     found: Line = {}
@@ -58,6 +62,7 @@ def summary(
         "rows": len(scores.rows),
         "by_run": means(scores),
         "corpus": {name: asdict(corpus) for name, corpus in scores.corpora.items()},
+        "embedding": embedding.about() if embedding else None,
         "judges": {name: _judge(judgements) for name, judgements in judged.items()},
         "cost": cost(judged, prices) if judged else None,
     }

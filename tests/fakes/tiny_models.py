@@ -1,11 +1,12 @@
 """Tiny random models of several architectures, which speak with SmolLM2's tokenizer."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, BertModel
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -46,4 +47,19 @@ def tiny(kind: str, tokenizer: Path, folder: Path, seed: int = 7, **fields: Any)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tokenizer / name, folder / name)
+    return folder
+
+
+def tiny_encoder(tokenizer: Path, folder: Path, seed: int = 7) -> Path:
+    """A random float32 BERT in `folder`, which reads 512 tokens, with SmolLM2's tokenizer."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "pad_token_id": 2, "initializer_range": 0.6}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BertModel(BertConfig(vocab_size=FIELDS["vocab_size"], **sizes, **heads))
+    model.save_pretrained(folder)
+    shutil.copy(tokenizer / "tokenizer.json", folder)
+    settings = json.loads((tokenizer / "tokenizer_config.json").read_text("utf-8"))
+    settings["padding_side"] = "right"  # as encoders have it: their positions count from the left
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
     return folder

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,16 @@ from transformers import AutoModel, AutoTokenizer
 
 from components.grading.similarity import SentenceEmbedding
 from pipeline.spec import SpecError
+from tests.fakes.tiny_models import tiny_encoder
 
 TEXTS = ["Lisbon", "It is the city of Lisbon, I think.", "{__class__} {{ 1 }} [[[["]
 
 
 @pytest.fixture
-def folder(tiny_llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model without a word on pooling; nothing else can be reached."""
+def folder(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A random encoder without a word on pooling; nothing else can be reached."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return tiny_llama()
+    return tiny_encoder(smollm2, tmp_path / "encoder")
 
 
 def test_a_plain_encoder_is_pooled_by_the_mean_over_its_tokens(folder: Path) -> None:
@@ -35,6 +35,7 @@ def test_a_plain_encoder_is_pooled_by_the_mean_over_its_tokens(folder: Path) -> 
         for other, second in zip(TEXTS, vectors, strict=True):
             assert embedding.cosine(one, other) == pytest.approx(float(vector @ second), abs=1e-4)
     assert embedding.truncated == 0
+    assert embedding.about()["pooling"] == "mean"
 
 
 def test_a_text_that_the_model_cannot_read_whole_is_counted(folder: Path) -> None:
