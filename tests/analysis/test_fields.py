@@ -12,6 +12,7 @@ import pytest
 from launch import api
 from launch.config.setup import setup_of
 from launch.export_rows import main as export
+from pipeline.protocols import STRATEGIES
 from tests.fakes.configs import ROOT, composed
 
 TEXT = (ROOT / "docs/fields.md").read_text(encoding="utf-8")
@@ -25,7 +26,7 @@ NOT_FROM_ECHO = {
     "backfilled",
     "error",
 }
-NOT_FROM_ECHO |= {"grading", "scored", "entropy_by"}
+NOT_FROM_ECHO |= {"grading", "scored", "entropy_by", *STRATEGIES}  # strategies: where they are on
 
 
 def told(section: str) -> dict[str, str]:
