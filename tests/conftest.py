@@ -1,7 +1,7 @@
 """Models that tests share, and the comparison with files under tests/golden."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,23 @@ def smollm2() -> Path:
     cache = cache_folder(None)
     spec = ModelSpec(name="smollm2", path=SMOLLM2)
     return Path(prepare(resolve(spec, cache), cache).weights.location)
+
+
+@pytest.fixture(scope="session")
+def shared_vllm() -> Iterator[Callable[[], Any]]:
+    """`shared_vllm()`: backend=vllm, entered once for all tests (`tests.fakes.entered.Entered`)."""
+    started: list[Any] = []
+
+    def get() -> Any:
+        if not started:
+            from tests.fakes.entered import start_vllm
+
+            started.append(start_vllm())
+        return started[0]
+
+    yield get
+    for entered in started:
+        entered.close()
 
 
 @pytest.fixture(scope="session")

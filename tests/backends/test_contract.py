@@ -1,6 +1,7 @@
 """What `pipeline.protocols.Backend` promises, held against every backend: one line for each."""
 
 import asyncio
+import importlib.util
 import json
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,6 +35,7 @@ from pipeline.protocols import (
 from pipeline.run.point import refuse_what_it_cannot
 from pipeline.spec import Sampling, SpecError
 from tests.fakes.configs import composed
+from tests.fakes.entered import VLLM, Entered
 from tests.gateways.service import Reply, Seen, Service, chat, refusal
 
 Outcome = TypeVar("Outcome")
@@ -47,6 +49,8 @@ class Line:
     words: tuple[str, ...]
     service: Service | None = None
     reads_any_length: bool = False
+    shares_vllm: bool = False  # entering takes long: it is done once for most tests
+    entered: Entered | None = None
 
 
 def echo(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
@@ -64,8 +68,14 @@ def openai_api(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
         yield Line((*words, "backend.top_logprobs=0"), service)
 
 
+def vllm(tiny_llama: Callable[..., Path]) -> Iterator[Line]:
+    yield Line(VLLM, shares_vllm=True)
+
+
 HF = ("backend=hf", "backend.device=cpu", "backend.threads=1", "model=local", "quantization=fp32")
-BACKENDS = (echo, hf, openai_api)
+BACKENDS = [echo, hf, openai_api]
+if importlib.util.find_spec("vllm") is not None:  # in an environment of its own: make test-vllm
+    BACKENDS.append(vllm)
 OPTIONS = [
     path for path in sorted((CONF / "backend").rglob("*.yaml")) if "_target_" in path.read_text()
 ]
@@ -100,9 +110,13 @@ def obliging(seen: Seen) -> Reply:
 
 
 @pytest.fixture(scope="module", params=BACKENDS, ids=lambda backend: str(backend.__name__))
-def line(request: pytest.FixtureRequest, tiny_llama: Callable[..., Path]) -> Iterator[Line]:
+def line(
+    request: pytest.FixtureRequest,
+    tiny_llama: Callable[..., Path],
+    shared_vllm: Callable[[], Entered],
+) -> Iterator[Line]:
     with contextmanager(request.param)(tiny_llama) as made:
-        yield made
+        yield replace(made, entered=shared_vllm()) if made.shares_vllm else made
 
 
 @cache
@@ -116,6 +130,8 @@ def backend_of(line: Line) -> Backend:
 
 def using(line: Line, work: Callable[[Backend], Awaitable[Outcome]]) -> Outcome:
     """What `work` returns, given the entered backend."""
+    if line.entered is not None:
+        return line.entered.run(work)
 
     async def entered() -> Outcome:
         async with backend_of(line) as backend:

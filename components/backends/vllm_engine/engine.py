@@ -15,7 +15,7 @@ from pipeline.protocols import BackendLostError
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
-_SHUTDOWN = 10.0  # seconds for the engine's processes to end by themselves
+_SHUTDOWN = 3.0  # seconds for the engine's processes to end by themselves
 _FETCHED = 512  # requests whose entropies are fetched in one call
 _PROCESSORS = {
     False: "components.backends.vllm_engine.first_runner_processor:EntropyProcessor",
@@ -169,7 +169,7 @@ def _started(
             config.model_config.logits_processors = [_PROCESSORS[second]]
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:
-        why = log.error() or f"{type(error).__name__}: {error}"
+        why = log.error() or " ".join(f"{type(error).__name__}: {error}".split())
         raise SpecError(f"vLLM does not start with model.path and backend.engine: {why}") from error
     lora = LoRARequest("adapter", 1, adapter) if adapter else None
     return Engine(llm, log, lora, second)
