@@ -262,6 +262,21 @@ class Task(Protocol):
 Param = str | int | float | bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Rows that a run asks (`testing`) or has written (`inference_output`), for a tracker.
+
+    `digest` is a hash of the content. `source` says where they lie: `path`, or `hub` with `config`,
+    `split` and `revision`; nothing for a set that ships with its task.
+    """
+
+    role: Literal["testing", "inference_output"]
+    name: str
+    digest: str
+    rows: int
+    source: Mapping[str, str]
+
+
 class Tracker(Protocol):
     """Where parameters, metrics and files of a run are kept beside its folder.
 
@@ -270,9 +285,13 @@ class Tracker(Protocol):
     """
 
     report: bool  # whether the HTML report is wanted
+    rows: bool  # whether the file of rows is
 
     def start(self, name: str, params: Mapping[str, Param], tags: Mapping[str, str]) -> None:
         """A point begins."""
+
+    def use(self, data_set: DataSet) -> None:
+        """What is asked, after `start`; at the end what was written."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Metrics; `step` is the training step of the model."""

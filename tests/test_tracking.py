@@ -1,5 +1,6 @@
 """tracking=mlflow, wandb and trackio with the real libraries; one that is down stops no run."""
 
+import hashlib
 import importlib.util
 import json
 import sqlite3
@@ -14,6 +15,7 @@ from launch import api
 from launch.config.compose import to_spec
 from launch.config.setup import setup_of
 from launch.running import tracking
+from pipeline.protocols import DataSet
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
 from tests.fakes.configs import composed
@@ -47,7 +49,41 @@ def test_mlflow_keeps_parameters_metrics_and_files_in_a_folder(tmp_path: Path) -
     assert found.data.metrics["pass2/rows"] == 3
     assert found.info.status == "FINISHED"
     files = {item.path for item in client.list_artifacts(found.info.run_id)}
-    assert files == {"steps.csv", "passes.csv", "report.html"}
+    assert files == {"steps.csv", "passes.csv", "run.json", "report.html"}
+
+
+@needs("mlflow")
+def test_mlflow_keeps_what_was_asked_and_what_was_written_as_data_sets(tmp_path: Path) -> None:
+    data = tmp_path / "questions.jsonl"
+    data.write_text('{"question": "Why?", "answer": "so"}\n{"question": "Who?", "answer": "me"}\n')
+    line = ["task=qa", "backend=echo", f"task.data.path={data}", f"run.root={tmp_path}"]
+    line += ["run.limit=1", "tracking=mlflow", "tracking.report=false", "tracking.rows=true"]
+    outcome = api.run(api.compose(*line))
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((tmp_path / "mlruns").as_uri())
+    [found] = client.search_runs([client.get_experiment_by_name("rethink").experiment_id])
+    inputs = client.get_run(found.info.run_id).inputs.dataset_inputs
+    kept = {tag.value: given.dataset for given in inputs for tag in given.tags}
+    assert set(kept) == {"testing", "inference_output"}
+    asked, written = kept["testing"], kept["inference_output"]
+    assert asked.name == "questions.jsonl" and asked.source_type == "local"
+    assert json.loads(asked.source) == {"uri": str(data)}
+    assert outcome.point.identity["task.data"].startswith(asked.digest)
+    content = outcome.point.rows_path.read_bytes()
+    assert hashlib.sha256(content).hexdigest().startswith(written.digest)
+    assert [json.loads(kept[role].profile)["num_rows"] for role in kept] == [1, 1]
+    files = {item.path for item in client.list_artifacts(found.info.run_id)}
+    assert outcome.point.rows_path.name in files
+
+
+def test_a_set_of_the_hub_is_told_with_its_revision() -> None:
+    from components.tracking.mlflow_store import _source
+
+    kind, source = _source({"hub": "owner/set", "split": "test", "revision": "abc"})
+    assert kind == "hugging_face"
+    assert source == {"path": "owner/set", "config_name": None, "split": "test", "revision": "abc"}
+    assert _source({}) == ("code", {"tags": {}})
 
 
 @needs("wandb")
@@ -79,7 +115,7 @@ class Scripted:
     """A tracker whose methods do what a test says."""
 
     def __init__(self, **acts: Callable[..., None]) -> None:
-        self.report = False
+        self.report = self.rows = False
         self.acts = acts
         self.heard: list[str] = []
         self.seen: dict[str, str] = {}
@@ -90,6 +126,9 @@ class Scripted:
 
     def start(self, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         self._hear("start")
+
+    def use(self, data_set: DataSet) -> None:
+        self._hear(f"use {data_set.role}")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._hear("log")
@@ -117,11 +156,12 @@ def test_a_tracker_hears_of_the_run_in_order(
 ) -> None:
     tracker = Scripted()
     assert run(tmp_path, with_tracker(monkeypatch, tracker))[0] == 0
-    assert tracker.heard == ["start", "log", "attach", "attach", "finish complete"]
+    told = ["start", "use testing", "use inference_output", "log", *["attach"] * 3]
+    assert tracker.heard == [*told, "finish complete"]
     assert tracker.seen["steps.csv"].startswith("step,n1S,acc1S_pct")
 
 
-@pytest.mark.parametrize("where", ["start", "log", "attach", "finish complete"])
+@pytest.mark.parametrize("where", ["start", "use testing", "log", "attach", "finish complete"])
 def test_a_tracker_that_fails_costs_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -153,7 +193,7 @@ def test_an_interrupted_run_does_not_wait_for_its_report(
     tracker = Scripted()
     monkeypatch.setattr(Session, "status", "interrupted")
     assert run(tmp_path, with_tracker(monkeypatch, tracker))[0] == 130
-    assert tracker.heard == ["start", "finish interrupted"]
+    assert tracker.heard == ["start", "use testing", "finish interrupted"]
 
 
 @needs("mlflow")

@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from components.tracking.library import installed
-from pipeline.protocols import Param
+from pipeline.protocols import DataSet, Param
 
 
 class Trackio:
     """One run per point."""
 
     def __init__(
-        self, project: str, folder: str, space: str | None = None, report: bool = True
+        self,
+        project: str,
+        folder: str,
+        space: str | None = None,
+        report: bool = True,
+        rows: bool = False,
     ) -> None:
         """Nothing is loaded or written yet. SpecError without the library."""
         installed("trackio", "tracking")
         self.project, self.folder, self.space = project, folder, space
-        self.report = report
+        self.report, self.rows = report, rows
         self._run: Any = None
 
     def start(self, name: str, params: Mapping[str, Param], tags: Mapping[str, str]) -> None:
@@ -34,6 +39,9 @@ class Trackio:
             embed=False,
             auto_log_gpu=False,
         )
+
+    def use(self, data_set: DataSet) -> None:
+        """Nothing: Trackio keeps no data sets, and its config has `task.data`."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Metrics at a training step."""

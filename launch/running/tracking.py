@@ -1,6 +1,7 @@
 """Tells a tracker about points without ever standing in a run's way."""
 
 import csv
+import hashlib
 import logging
 import math
 import queue
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.config.compose import build
-from pipeline.protocols import Tracker
+from pipeline.protocols import DataSet, Tracker
 from pipeline.run.point import Point, labelled
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
@@ -43,6 +44,7 @@ class Tracking:
         tags = {"fingerprint": point.fingerprint, "folder": str(point.folder)}
         name = labelled(point.folder.parent.name or point.folder.name, point.swept)
         self._calls.put(lambda: tracker.start(name, params, tags))
+        self._calls.put(lambda: tracker.use(asked(point)))
 
     def end(self, session: Session) -> None:
         """Tell of the metrics, the summary and the report; wait as long as patience lasts.
@@ -60,6 +62,7 @@ class Tracking:
             if files:
                 table, folder = load(find(files), workers=1), Path(scratch)
                 metrics = metrics_of(table)
+                self._calls.put(lambda: self.tracker.use(written(self.point, len(table.rows))))
                 self._calls.put(lambda: self.tracker.log(metrics, self.point.step))
                 for path in self._artifacts(table, folder):
                     self._calls.put(lambda path=path: self.tracker.attach(path))  # type: ignore[misc]
@@ -71,6 +74,8 @@ class Tracking:
         for name, frame in {"steps": summary.steps(table), "passes": summary.passes(table)}.items():
             frame.to_csv(folder / f"{name}.csv", index=False, quoting=csv.QUOTE_MINIMAL)
             yield folder / f"{name}.csv"
+        rows = [self.point.rows_path] if self.tracker.rows else []
+        yield from (p for p in (self.point.folder / "run.json", *rows) if p.exists())
         if self.tracker.report:
             from launch.reporting.page_file import write_report
             from launch.rows.stored_task import StoredTasks
@@ -106,6 +111,24 @@ class Tracking:
             self.lost = True
             name = type(self.tracker).__name__
             log.warning("tracking by %s is lost, the run is not: %s", name, why)
+
+
+def asked(point: Point) -> DataSet:
+    """The examples of a point. The digest is over all of them, also those that a slice leaves."""
+    data = point.spec.task.get("data")
+    source = {k: str(v) for k, v in data.items() if v} if isinstance(data, dict) else {}
+    if "hub" not in source and "path" not in source:
+        source = {}
+    name = source.get("hub") or Path(source.get("path", point.task.name)).name
+    return DataSet("testing", name, point.identity["task.data"], len(point.examples), source)
+
+
+def written(point: Point, rows: int) -> DataSet:
+    """The rows of a point, by the hash of their file."""
+    path = point.rows_path
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return DataSet("inference_output", path.name, digest, rows, {"path": str(path)})
 
 
 def metrics_of(table: "Table") -> dict[str, float]:
