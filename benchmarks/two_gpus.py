@@ -100,6 +100,7 @@ def compare(here: Path, tokens: int) -> int:
 def run(here: Path, name: str, ranks: int, words: list[str], tokens: int) -> tuple[int, str]:
     """One run as a user types it; what it printed."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [
             *([sys.executable] if not ranks else [sys.executable, *torchrun]),
@@ -118,7 +119,7 @@ def run(here: Path, name: str, ranks: int, words: list[str], tokens: int) -> tup
             *words,
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

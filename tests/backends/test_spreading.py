@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from components.backends.hf.spreading import tensor_parallel
 from components.backends.zero_inference.settings import engine_settings, settings_of
 from components.ranks.place import Place, place
 from launch import api
@@ -53,6 +54,14 @@ def test_one_rank_cannot_share_layers(tiny_llama: Callable[..., Path]) -> None:
     words = (*HF, f"model.path={tiny_llama()}", "backend.tp_plan=auto")
     with pytest.raises(SpecError, match="torchrun --nproc-per-node"):
         generated(*words)
+
+
+def test_heads_that_cannot_be_dealt_to_ranks_are_refused() -> None:
+    sizes = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    for config in (sizes, {"text_config": sizes}):
+        with pytest.raises(SpecError, match="num_attention_heads=9 is no multiple of 2"):
+            tensor_parallel(2, config)
+    tensor_parallel(3, sizes)
 
 
 def test_a_device_map_changes_no_token(tiny_llama: Callable[..., Path]) -> None:

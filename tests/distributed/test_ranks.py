@@ -212,3 +212,15 @@ def test_an_error_on_one_rank_ends_all_with_its_traceback() -> None:
     for text in (texts[0], texts[2]):
         assert "Traceback" in text and "RuntimeError: no memory for this" in text
     assert "rank 0 has gone" in texts[1]
+
+
+def test_one_job_of_two_tasks_is_two_ranks(
+    line: Sequence[str], alone: Numbers, tmp_path: Path
+) -> None:
+    """What cluster=slurm does, with submitit's processes in the place of Slurm's."""
+    cluster = ("-m", "cluster=debug", "hydra.launcher.tasks_per_node=2")
+    words = (*line, "backend=hf", "backend.tp_plan=auto", f"run.root={tmp_path}")
+    process = started((str(RUN), *cluster, *words), {})
+    (text,) = ended_within([process], 200)
+    assert process.returncode == 0, text[-4000:]
+    assert_same(numbers(tmp_path), alone)

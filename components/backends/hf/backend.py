@@ -38,6 +38,7 @@ from components.backends.hf.slots.kv_cache import LayerShape
 from components.backends.hf.spread import Spread
 from components.backends.hf.spreading import (
     refuse_beside_spreading,
+    refuse_uncut,
     spread_report,
     tensor_parallel,
 )
@@ -58,7 +59,9 @@ from components.models.loading import (
     refuse_tokenizer_beyond,
     stored_quantization,
 )
+from components.models.source import local_folder
 from components.models.tokenizer_loading import load_tokenizer
+from components.models.weight_files import read_json
 from components.quantization.report import weights_report
 from components.ranks.place import Place, place
 from pipeline.protocols import (
@@ -472,6 +475,8 @@ class HfBackend(Backend):
         placement = self._placement()
         given = self._ready(), self._spec, self._quantization, self._device
         model = load_model(*given, placement)
+        if self._spread is not None and not self._spread.split:
+            refuse_uncut(model)
         plain = stored_quantization(model.config) is None
         slow = model.dtype == torch.bfloat16 and not has_bfloat16()
         if self._device.type == "cpu" and plain and slow:
@@ -489,7 +494,9 @@ class HfBackend(Backend):
             return {"device_map": self._device_map}
         if self._spread is None:
             return None
-        return tensor_parallel(self._spread.place.world)
+        folder = local_folder(self._ready().weights)
+        config = read_json(folder / "config.json") if folder else {}
+        return tensor_parallel(self._spread.place.world, config)
 
     def _report(self, model: PreTrainedModel) -> dict[str, Any]:
         """What the weights of this process are, for the attempt record."""

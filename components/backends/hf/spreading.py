@@ -1,5 +1,6 @@
 """What is asked of Transformers to spread a model over devices or ranks, and what it refuses."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -52,17 +53,38 @@ def _own(weight: Any) -> Any:
     return getattr(weight, "ds_tensor", weight)
 
 
-def tensor_parallel(ranks: int) -> dict[str, Any]:
+def tensor_parallel(ranks: int, config: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `from_pretrained` for weights that are cut over ranks.
 
+    Args:
+        ranks: how many.
+        config: what the model's config.json holds.
+
     Raises:
-        SpecError: there is one rank only.
+        SpecError: there is one rank only, or its heads cannot be dealt to the ranks.
     """
     if ranks == 1:
         raise SpecError(
             "backend.tp_plan=auto needs several ranks, one for each GPU: start the command with "
             "torchrun --nproc-per-node=<GPUs> in place of python"
         )
+    sizes = config.get("text_config") or config
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = sizes.get(name)
+        if isinstance(heads, int) and heads % ranks:
+            raise SpecError(
+                f"backend.tp_plan=auto deals heads to ranks, and {name}={heads} is no multiple of "
+                f"{ranks}: start as many ranks as divide it, or set backend.device_map=auto"
+            )
     from transformers.distributed.configuration_utils import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
+def refuse_uncut(model: PreTrainedModel) -> None:
+    """Refuse a model of which every rank holds all. Raises SpecError."""
+    if not any(hasattr(weight, "to_local") for weight in model.parameters()):
+        raise SpecError(
+            f"backend.tp_plan must be null for {type(model).__name__}, for which Transformers has "
+            "no plan: every rank would hold all of it; backend.device_map=auto spreads its layers"
+        )
