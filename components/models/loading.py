@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from components.models.adapters import merged, unmerged
 from components.models.architecture import register
 from components.models.checkpoint import Checkpoint
+from components.models.out_of_memory import out_of_memory
 from components.models.source import Source, local_folder
 from components.models.tensors import refuse_incomplete
 from components.models.weight_files import tensor_names
@@ -98,7 +99,7 @@ def load_model(
             "attn_implementation": attention_for(config, spec.attn_implementation),
             "trust_remote_code": spec.trust_remote_code,
             "key_mapping": unwrapped(names),
-            **placed,
+            **(placement or placed),
         }
         if checkpoint.adapter is None or not spec.merge_adapter:
             model = quantization.after_loading(_from_pretrained(source, {**arguments, **given}))
@@ -285,14 +286,24 @@ def _errors_as_sentences(spec: ModelSpec) -> Iterator[None]:
         yield
     except SpecError:
         raise
+    except MemoryError as error:
+        raise _too_large(spec) from error
     except _READING_FAILS as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+        if out_of_memory(error):
+            raise _too_large(spec) from error
         raise SpecError(
             f"model={spec.name} must be a causal model that Transformers loads "
             f"(model.path={spec.path}, model.attn_implementation={spec.attn_implementation}): "
             f"{error}"
         ) from error
+
+
+def _too_large(spec: ModelSpec) -> SpecError:
+    return SpecError(
+        f"there is not enough memory to load model={spec.name} (model.path={spec.path}): take a "
+        "smaller model, quantization=bf16 or bnb_nf4, or backend.device_map=auto, which spreads it "
+        "over all GPUs and main memory"
+    )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The run folder of one point, opened for writing: its lease, record, rows and journal."""
 
 import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from io import FileIO
@@ -109,7 +110,9 @@ class RunFolder:
             return False
         if not self.plan.shared:
             self.check_lease()
+        started = time.perf_counter()
         self.rows.append(row)
+        self.record.write_seconds += time.perf_counter() - started
         self.record.row_done(num_tokens(row))
         return True
 

@@ -39,6 +39,7 @@ class RunRecord:
         self.shared, self.shard, self.fence = shared, shard, fence
         self.data: dict[str, Any] = dict(facts) | {"attempts": []}
         self.attempt: dict[str, Any] = {}
+        self.write_seconds = 0.0  # appending rows
         self._own = self.path
         self._clock = self._saved = time.monotonic()
 
@@ -146,8 +147,13 @@ class RunRecord:
         write_atomically(path, [_encoded(value)], self.fence)
 
     def close(self, status: str, backend: dict[str, Any]) -> None:
-        """End this attempt: `complete`, `shared`, `interrupted` or `failed`."""
-        self.attempt |= {"status": status, "end": _now(), "backend": backend}
+        """End this attempt: `complete`, `shared`, `interrupted` or `failed`.
+
+        Its `phases` are those that the backend tells, and `write`.
+        """
+        phases = backend.get("phases", {}) | {"write": {"seconds": round(self.write_seconds, 4)}}
+        rest = {name: value for name, value in backend.items() if name != "phases"}
+        self.attempt |= {"status": status, "end": _now(), "backend": rest, "phases": phases}
         self.save()
 
 

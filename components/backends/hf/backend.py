@@ -27,6 +27,7 @@ from components.backends.hf.model_facts import (
     drawable_ids,
     end_ids_of,
 )
+from components.backends.hf.phase_times import PhaseTimes
 from components.backends.hf.processor import has_bfloat16
 from components.backends.hf.rowwise import FIXED_ORDER
 from components.backends.hf.sampling_plan import SamplingPlan
@@ -35,6 +36,7 @@ from components.backends.hf.slots.build import Options, scheduler_factory, slots
 from components.backends.hf.slots.engine import Engine
 from components.backends.hf.slots.fit import UnfitModelError, fit
 from components.backends.hf.slots.kv_cache import LayerShape
+from components.backends.hf.slots.scheduler import Scheduler
 from components.backends.hf.spread import Spread
 from components.backends.hf.spreading import (
     refuse_beside_spreading,
@@ -188,6 +190,7 @@ class HfBackend(Backend):
         self._scorer: Scorer | None = None
         self._static: StaticDecoder | None = None
         self._counters = {"prompt_tokens": 0, "generated_tokens": 0, "requests": 0}
+        self._phases = PhaseTimes(partial(peak_memory, self._device, device_map is not None))
         self._unfinished: set[TokenSequence] = set()
         self._plan = SamplingPlan()
         self._assistant = assistant_model
@@ -251,7 +254,8 @@ class HfBackend(Backend):
             "versions": {p: importlib.metadata.version(p) for p in ("torch", "transformers")},
             **self._counters,
             "generated_tokens": self._num_generated(),
-            "peak_memory_bytes": peak_memory(self._device),
+            "phases": self._phases.describe(),
+            "peak_memory_bytes": peak_memory(self._device, self._device_map is not None),
         }
 
     def _where(self) -> dict[str, Any]:
@@ -289,8 +293,9 @@ class HfBackend(Backend):
         """Load tokenizer and weights, and start the decoder's thread."""
         if self._spread is not None:
             self._spread.begin(self._lose)
-        start = await asyncio.to_thread(self._load)
-        self._queue = start()
+        with self._phases.of("load"):
+            start = await asyncio.to_thread(self._load)
+            self._queue = start()
         self.capacity = self._queue.capacity
         return self
 
@@ -413,7 +418,7 @@ class HfBackend(Backend):
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._limits = Limits(encoder.end_ids(end_ids_of(model.generation_config)), context)
         self._model = model
-        allowed = drawable_ids(model, vocabulary).to(self._device)
+        allowed = drawable_ids(model, vocabulary).to(model.device)
         if self._plan.searches:
             self._need_own_cache_type("sampling.num_beams above 1, which takes generate")
             _LOG.info("decoding with generate: sampling.num_beams is above 1")
@@ -433,7 +438,7 @@ class HfBackend(Backend):
             assistant = load_assistant(self._assistant, model, vocabulary, *how)
         lockstep = self._spread.lockstep() if self._spread is not None else None
         static = StaticDecoder(
-            model, allowed, self._use_cache, self._threads, score, assistant, lockstep
+            model, allowed, self._use_cache, self._threads, score, assistant, lockstep, self._phases
         )
         self._static = static
         rows_at_once = self._spread.rows_at_once if self._spread is not None else 1
@@ -456,7 +461,13 @@ class HfBackend(Backend):
         self._cache_size = cache_report(model, sum(layer.bytes for layer in cached) or None)
         self._scorer = self._make_scorer(model, paged=bool(kept))
         slots = slots_for(self.options, self._device)
-        make = scheduler_factory(model, layers, allowed, self.options)
+        scheduler = scheduler_factory(model, layers, allowed, self.options)
+
+        def make(count: int) -> Scheduler:
+            made = scheduler(count)
+            made.phases = self._phases
+            return made
+
         return lambda: Engine(make, slots, self._threads, self._device)
 
     def _make_scorer(self, model: PreTrainedModel, paged: bool) -> Scorer:

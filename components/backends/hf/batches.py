@@ -15,9 +15,9 @@ from components.backends.hf.submission import (
     Submissions,
     fail,
     hand_back,
-    out_of_memory,
 )
 from components.decoding.sequence import TokenSequence
+from components.models.out_of_memory import out_of_memory
 from pipeline.protocols import BackendLostError, Generation
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class Batches:
         self._run = run
         self._waiting: list[QueuedSequence] = []
         self._running: list[QueuedSequence] = []
+        self._halved: list[dict[str, int]] = []
         self._arrived = asyncio.Event()
         self._submissions = Submissions(self._put, self._arrived.set)
         self._loop = asyncio.get_running_loop()
@@ -50,7 +51,8 @@ class Batches:
 
     def describe(self) -> dict[str, Any]:
         """The decoder and its batch size, for the attempt record."""
-        return {"decoder": "generate", "batch_size": self.size}
+        halved = {"out_of_memory": self._halved} if self._halved else {}
+        return {"decoder": "generate", "batch_size": self.size, **halved}
 
     def release(self, trace_id: int) -> None:
         """Nothing is kept between requests."""
@@ -151,6 +153,11 @@ class Batches:
             )
         self.size = len(batch) // 2
         self._waiting += unfinished
+        ended = len(batch) - len(unfinished)
+        tokens = sum(len(queued.sequence.token_ids) for queued in unfinished)
+        self._halved.append({"rows": len(batch), "ended": ended, "tokens": tokens})
         _LOG.warning(
-            "out of memory with %d rows: backend.batch_size goes on as %d", len(batch), self.size
+            "out of memory with %d rows, of which %d have ended and the others keep the %d tokens "
+            "that they have: backend.batch_size goes on as %d",
+            *(len(batch), ended, tokens, self.size),
         )

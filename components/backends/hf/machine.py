@@ -1,13 +1,12 @@
 """The machine that a model runs on: device, cores, memory."""
 
 import os
-import resource
-import sys
 from pathlib import Path
 
 import torch
 
 from pipeline.spec import SpecError, require
+from pipeline.store.environment import peak_memory_bytes
 
 
 def device_of(name: str) -> torch.device:
@@ -46,9 +45,9 @@ def usable_cores() -> int:
     return min(cores or 1, torch.get_num_threads())
 
 
-def peak_memory(device: torch.device) -> int:
-    """Most bytes so far: allocated on a GPU, else resident in this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak_memory(device: torch.device, all_devices: bool = False) -> int:
+    """Most bytes so far: allocated on a GPU (or on all), else resident in this process."""
+    if device.type != "cuda":
+        return peak_memory_bytes()
+    devices = range(torch.cuda.device_count()) if all_devices else [device]
+    return sum(torch.cuda.max_memory_allocated(each) for each in devices)

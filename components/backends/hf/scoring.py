@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from components.backends.hf.submission import out_of_memory
 from components.decoding.forced_rows import ForcedRows, Scores, Visit
+from components.models.out_of_memory import out_of_memory
 from pipeline.protocols import ForcedTokens, TokenScores
 from pipeline.spec import SpecError, require
 

@@ -21,6 +21,7 @@ from components.backends.hf.assisted import AssistedDecoder
 from components.backends.hf.beams import BeamSearch, Score
 from components.backends.hf.lockstep import AllEnded, Lockstep
 from components.backends.hf.padding import Sharing, padded, rotary_switch, separate, sharing
+from components.backends.hf.phase_times import PhaseTimes
 from components.backends.hf.rowwise import make_repeatable
 from components.decoding.fast_draw import draw
 from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp
@@ -43,6 +44,7 @@ class StaticDecoder:
         score: Score,
         assistant: PreTrainedModel | None = None,
         lockstep: Lockstep | None = None,
+        phases: PhaseTimes | None = None,
     ) -> None:
         """Prepare `model`, and find out what its batches may hold.
 
@@ -57,6 +59,7 @@ class StaticDecoder:
             score: measures the texts that a beam search found.
             assistant: guesses ids; then sequences are decoded one by one.
             lockstep: the other ranks, where several share the work.
+            phases: told what prefill and decoding take; beams and guesses count as decoding.
         """
         model.generation_config = _config()
         if model.device.type == "cpu" and model.dtype == torch.float32:
@@ -64,6 +67,7 @@ class StaticDecoder:
         self._model: Any = model
         self._lockstep = lockstep
         self._allowed = allowed
+        self._phases = phases or PhaseTimes(lambda: 0)
         self._use_cache = use_cache
         self._threads = threads
         self._switch = rotary_switch(model)
@@ -83,13 +87,17 @@ class StaticDecoder:
         torch.set_num_threads(self._threads)  # holds for the calling thread
         searches = [each for each in sequences if each.request.sampling.num_beams > 1]
         if searches:
-            with torch.inference_mode(), within_context(self._model):
+            with self._phases.of("decode"), torch.inference_mode(), within_context(self._model):
                 self._beams.run(searches, finish)
         sequences = [each for each in sequences if each.request.sampling.num_beams == 1]
         if self._assisted is not None:
             for sequence in sequences:
                 if not sequence.finished:
-                    with torch.inference_mode(), within_context(self._model):
+                    with (
+                        self._phases.of("decode"),
+                        torch.inference_mode(),
+                        within_context(self._model),
+                    ):
                         self._assisted.run(sequence, finish)
             return
         for part in separate(sequences, self._sharing, self._switch):
@@ -103,7 +111,7 @@ class StaticDecoder:
             sequence.start_time = sequence.start_time or started
         most_new = max(sequence.num_remaining for sequence in sequences)
         rows = [sequence.ids for sequence in sequences]
-        step = _Step(sequences, self._allowed, finish, self._lockstep)
+        step = _Step(sequences, self._allowed, finish, self._phases, self._lockstep)
         ended: StoppingCriteria = _Ended(step)
         given: dict[str, Any] = {}
         if self._lockstep is not None:
@@ -112,14 +120,18 @@ class StaticDecoder:
         config = _config(
             do_sample=False, max_new_tokens=most_new, use_cache=self._use_cache, pad_token_id=0
         )
-        with torch.inference_mode(), within_context(self._model), _together(self._lockstep):
-            self._model.generate(
-                **padded(rows, self._allowed.device),
-                generation_config=config,
-                logits_processor=LogitsProcessorList([step]),
-                stopping_criteria=StoppingCriteriaList([ended]),
-                **given,
-            )
+        self._phases.begin()
+        try:
+            with torch.inference_mode(), within_context(self._model), _together(self._lockstep):
+                self._model.generate(
+                    **padded(rows, self._allowed.device),
+                    generation_config=config,
+                    logits_processor=LogitsProcessorList([step]),
+                    stopping_criteria=StoppingCriteriaList([ended]),
+                    **given,
+                )
+        finally:
+            self._phases.lap(step.phase)
 
     def follow(self, message: dict[str, Any]) -> None:
         """Ranks above 0: make the call of `generate` that rank 0 makes."""
@@ -137,9 +149,12 @@ class _Step(LogitsProcessor):
         sequences: Sequence[TokenSequence],
         allowed: Tensor,
         finish: Finish,
+        phases: PhaseTimes,
         lockstep: Lockstep | None,
     ) -> None:
         device = allowed.device
+        self.phase = "prefill"  # until the first ids are drawn
+        self._phases = phases
         self.finished = torch.zeros(len(sequences), dtype=torch.bool, device=device)
         self._sequences = sequences
         self._allowed = allowed
@@ -160,6 +175,8 @@ class _Step(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Take raw float32 logits [rows, vocabulary]; return 0 for the drawn ids, else -inf."""
+        self._phases.lap(self.phase)
+        self.phase = "decode"
         lockstep = self._lockstep
         if lockstep is None:
             forced = torch.full_like(scores, -torch.inf)

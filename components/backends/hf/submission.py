@@ -8,12 +8,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
-
 from components.decoding.sequence import TokenSequence
-from pipeline.protocols import BackendLostError, Generation
-
-_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+from pipeline.protocols import Generation
 
 
 @dataclass(slots=True, eq=False)
@@ -88,12 +84,3 @@ def fail(queue: Iterable[QueuedSequence], error: BaseException) -> None:
     for queued in queue:
         if not queued.future.done():
             queued.future.set_exception(error)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch has a class for some cases and a sentence for the others."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if isinstance(error, BackendLostError):  # of several ranks: its words may be an error's
-        return False
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in _NO_MEMORY)

@@ -19,9 +19,9 @@ from components.backends.hf.submission import (
     Submissions,
     fail,
     hand_back,
-    out_of_memory,
 )
 from components.decoding.sequence import TokenSequence
+from components.models.out_of_memory import out_of_memory
 from pipeline.protocols import Generation
 
 _LOG = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from components.backends.hf.phase_times import PhaseTimes
 from components.backends.hf.slots.pages import Allocation, Copy, PageAllocator
 from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
 from components.backends.hf.slots.waiting import WaitingQueue
@@ -72,6 +73,7 @@ class Scheduler:
             "peak_sequences": 0,
         }
         self.steps = steps
+        self.phases = PhaseTimes(lambda: 0)
         self._chunk = chunk
         self._share = share
         self._prefill_postponed = 0  # launches by which the next prefill was postponed so far
@@ -123,9 +125,15 @@ class Scheduler:
         joining = [each for each in self._active if not each.decoding]
         if len(ready) >= self._min_decoding(joining):
             self._decode(ready)
-        for drawn in self.steps.collect(wait=not (ready or joining)):
+        for drawn in self._collect(wait=not (ready or joining)):
             self._accept(drawn)
         return self.take_finished()
+
+    def _collect(self, wait: bool) -> list[DrawnTokens]:
+        if not self._active:
+            return self.steps.collect(wait)
+        with self.phases.of("decode"):
+            return self.steps.collect(wait)
 
     def take_finished(self) -> list[QueuedSequence]:
         """Sequences that have ended and were not returned yet; a step that fails leaves some."""
@@ -186,7 +194,9 @@ class Scheduler:
                 budget -= count
         if chunks:
             self.counters["prefilled_tokens"] += self._chunk - budget
-            self._accept(self.steps.prefill(chunks))
+            with self.phases.of("prefill"):
+                drawn = self.steps.prefill(chunks)
+            self._accept(drawn)
 
     def _decode(self, sequences: list[ActiveSequence]) -> None:
         if not sequences:
@@ -200,7 +210,9 @@ class Scheduler:
         sequences = [active for active in sequences if not active.removed]
         if sequences:
             self.counters["steps"] += count
-            self._accept(self.steps.decode(sequences, count))
+            with self.phases.of("decode"):
+                drawn = self.steps.decode(sequences, count)
+            self._accept(drawn)
 
     def _extend(self, active: ActiveSequence, count: int) -> bool:
         return self.pages.extend(active.cached, active.cached.computed + count)
