@@ -23,7 +23,7 @@ from typing import Any
 from components.grading.overlap import TOKENIZERS
 from components.grading.similarity import SentenceEmbedding
 from launch.config.command_line import ended
-from launch.scoring import files, judged, scores
+from launch.scoring import files, judged, scores, tracking
 from launch.scoring.judged import Judgements
 from launch.scoring.predictions import FIELDS, Predictions, read
 from launch.scoring.scores import BY_EMBEDDING, CORRECTNESS, FACTS, SIMILARITY, Scores
@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add("--bleu-tokenize", choices=TOKENIZERS, default="13a", help="default 13a; Chinese: zh")
     add("--embedding", metavar="MODEL", help="folder or hub id of a sentence-embedding model")
     add("--judge", nargs="+", metavar="KEY=VALUE", help="overrides that choose the judging model")
+    add("--tracking", nargs="+", metavar="KEY=VALUE", help="such as tracking=mlflow")
     add("--cost-per-million-input-tokens", type=float, metavar="USD", help="that the judge reads")
     add("--cost-per-million-output-tokens", type=float, metavar="USD", help="that it writes")
     return made
@@ -69,6 +70,7 @@ def score(given: argparse.Namespace) -> int:
     """Read, score, write; the status of the judges' runs."""
     metrics, prices = chosen_metrics(given), prices_of(given)
     require_libraries()  # before anything is paid for
+    tracker = tracking.tracker_of(given.tracking) if given.tracking else None
     found = read(given.paths, given.pass_name, named_columns(given.columns))
     made = Scores(found.rows)
     add_notes(made, found, given.pass_name)
@@ -91,6 +93,9 @@ def score(given: argparse.Namespace) -> int:
     whole = summary(made, said, prices, embedding)
     readings = {f"{name}_judgement": by.column_of_readings(found.rows) for name, by in said.items()}
     files.write(made, readings, whole, given.out)
+    if tracker is not None:
+        params = {"paths": " ".join(given.paths), "judge": " ".join(given.judge or ())}
+        tracking.track(tracker, "scores", params, whole, given.out)
     for text in (*printed(whole), *cost_line(whole), *made.notes):
         print(text)
     print(f"{len(found.rows)} rows in {given.out / files.SUMMARY} and {files.SHEET} beside it")
@@ -172,7 +177,7 @@ def add_judged(
         else:
             made.metrics[name] = judgements.column(made.rows)
         where = f"the run is {judgements.folder}, and the same command goes on with it"
-        made.note(judgements.missing, f"have no judgement by {name} yet: {where}")
+        made.note(judgements.missing, f"have no judgement by {name} yet, or too few: {where}")
         made.note(
             judgements.unread, f"have a judgement by {name} that does not end as its prompt asks"
         )

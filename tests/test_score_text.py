@@ -148,8 +148,14 @@ def test_the_same_command_asks_no_judge_again(
 ) -> None:
     line = [str(predictions), "--out", str(tmp_path / "out"), "--judge", "backend=echo"]
     line += ["--metrics", "answer_accuracy"]
+    begun = scripted(monkeypatch, ANSWERS)
+    assert main([*line[:4], "run.limit=1", *line[4:]]) == 0 and len(begun().asked) == 1
+    notes = summary_of(tmp_path / "out")["notes"]
+    assert any(
+        note.startswith("2 of 3 rows have no judgement by answer_accuracy") for note in notes
+    )
     first = scripted(monkeypatch, ANSWERS)
-    assert main(line) == 0 and len(first().asked) == 3
+    assert main(line) == 0 and len(first().asked) == 2
     again = scripted(monkeypatch, ANSWERS)
     assert main(line) == 0 and again().asked == []
     assert [row["answer_accuracy"] for row in lines_of(tmp_path / "out")] == [1, 0.5, None]
@@ -219,6 +225,7 @@ def refused(line: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--columns answer=x", "--columns must be FIELD=NAME"),
         ("--columns response=said", "there is no column said .*--columns response=NAME"),
         ("--embedding ./nowhere", "there is no ./nowhere"),
+        ("--tracking run.root=x", "--tracking must choose a tracker"),
         ("--judge backend=echoo", "backend must be one of"),
     ],
 )

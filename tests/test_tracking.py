@@ -15,6 +15,7 @@ from launch import api
 from launch.config.compose import to_spec
 from launch.config.setup import setup_of
 from launch.running import tracking
+from launch.score_text import main as score_text
 from pipeline.protocols import DataSet
 from pipeline.run.session import Session
 from pipeline.spec import SpecError
@@ -75,6 +76,24 @@ def test_mlflow_keeps_what_was_asked_and_what_was_written_as_data_sets(tmp_path:
     assert [json.loads(kept[role].profile)["num_rows"] for role in kept] == [1, 1]
     files = {item.path for item in client.list_artifacts(found.info.run_id)}
     assert outcome.point.rows_path.name in files
+
+
+@needs("mlflow")
+def test_mlflow_keeps_scores_of_texts(tmp_path: Path) -> None:
+    path = tmp_path / "said.jsonl"
+    path.write_text(
+        '{"response": "so", "reference": "so"}\n{"response": "no", "reference": "so"}\n'
+    )
+    line = [str(path), "--out", str(tmp_path / "out"), "--metrics", "exact_match"]
+    assert score_text([*line, "--tracking", "tracking=mlflow", f"run.root={tmp_path}"]) == 0
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((tmp_path / "mlruns").as_uri())
+    [found] = client.search_runs([client.get_experiment_by_name("rethink").experiment_id])
+    assert found.data.metrics == {"eval_exact_match": 0.5}
+    files = {item.path for item in client.list_artifacts(found.info.run_id)}
+    assert files == {"evaluator_output_summary.json", "evaluator_output_detailed.xlsx"}
+    assert found.info.status == "FINISHED"
 
 
 def test_a_set_of_the_hub_is_told_with_its_revision() -> None:

@@ -28,66 +28,20 @@ IN_A_HURRY = 5.0  # the same for a run that a signal ends
 log = logging.getLogger(__name__)
 
 
-class Tracking:
-    """One point's tracker, in a thread of its own: one that hangs or fails costs a warning."""
+class TrackerThread:
+    """A tracker in a thread of its own: one that hangs or fails costs a warning."""
 
-    def __init__(self, tracker: Tracker, point: Point) -> None:
-        """Tell of the point's parameters."""
-        from launch.reporting.runs import dotted_keys
-
-        self.tracker, self.point = tracker, point
+    def __init__(self, tracker: Tracker) -> None:
+        """Start the thread, which waits for calls."""
+        self.tracker = tracker
         self.lost = False
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="tracker", daemon=True)
         self._thread.start()
-        params = {k: v for k, v in dotted_keys(asdict(point.spec)).items() if v is not None}
-        tags = {"fingerprint": point.fingerprint, "folder": str(point.folder)}
-        name = labelled(point.folder.parent.name or point.folder.name, point.swept)
-        self._calls.put(lambda: tracker.start(name, params, tags))
-        self._calls.put(lambda: tracker.use(asked(point)))
 
-    def end(self, session: Session) -> None:
-        """Tell of the metrics, the summary and the report; wait as long as patience lasts.
-
-        A run that was interrupted may be killed soon, and will go on: it only ends.
-        """
-        if session.status == "interrupted":
-            self.close(session.status, IN_A_HURRY)
-            return
-        from pipeline.analysis.row_files import find
-        from pipeline.analysis.table import load
-
-        files = [p for p in (self.point.rows_path, *parts_of(self.point.rows_path)) if p.exists()]
-        with tempfile.TemporaryDirectory() as scratch:
-            if files:
-                table, folder = load(find(files), workers=1), Path(scratch)
-                metrics = metrics_of(table)
-                self._calls.put(lambda: self.tracker.use(written(self.point, len(table.rows))))
-                self._calls.put(lambda: self.tracker.log(metrics, self.point.step))
-                for path in self._artifacts(table, folder):
-                    self._calls.put(lambda path=path: self.tracker.attach(path))  # type: ignore[misc]
-            self.close(session.status, PATIENCE)
-
-    def _artifacts(self, table: "Table", folder: Path) -> Iterator[Path]:
-        from pipeline.analysis import summary
-
-        for name, frame in {"steps": summary.steps(table), "passes": summary.passes(table)}.items():
-            frame.to_csv(folder / f"{name}.csv", index=False, quoting=csv.QUOTE_MINIMAL)
-            yield folder / f"{name}.csv"
-        rows = [self.point.rows_path] if self.tracker.rows else []
-        yield from (p for p in (self.point.folder / "run.json", *rows) if p.exists())
-        if self.tracker.report:
-            from launch.reporting.page_file import write_report
-            from launch.rows.stored_task import StoredTasks
-
-            files = [str(file.path) for file in table.files]
-            tasks = StoredTasks(classes=[str(self.point.spec.task["_target_"])])
-            try:
-                write_report(folder / "report.html", files, tasks=tasks)
-            except SpecError as error:
-                log.warning("the report is not among the artifacts: %s", error)
-            else:
-                yield folder / "report.html"
+    def tell(self, call: Callable[[], None]) -> None:
+        """Have something told, after all that was given before."""
+        self._calls.put(call)
 
     def close(self, status: str, patience: float) -> None:
         """End the tracker's run; wait for it as long as `patience` says."""
@@ -113,6 +67,65 @@ class Tracking:
             log.warning("tracking by %s is lost, the run is not: %s", name, why)
 
 
+class Tracking(TrackerThread):
+    """The tracker of one point."""
+
+    def __init__(self, tracker: Tracker, point: Point) -> None:
+        """Tell of the point's parameters and of its data set."""
+        from launch.reporting.runs import dotted_keys
+
+        super().__init__(tracker)
+        self.point = point
+        params = {k: v for k, v in dotted_keys(asdict(point.spec)).items() if v is not None}
+        tags = {"fingerprint": point.fingerprint, "folder": str(point.folder)}
+        name = labelled(point.folder.parent.name or point.folder.name, point.swept)
+        self.tell(lambda: tracker.start(name, params, tags))
+        self.tell(lambda: tracker.use(asked(point)))
+
+    def end(self, session: Session) -> None:
+        """Tell of the metrics, the summary and the report; wait as long as patience lasts.
+
+        A run that was interrupted may be killed soon, and will go on: it only ends.
+        """
+        if session.status == "interrupted":
+            self.close(session.status, IN_A_HURRY)
+            return
+        from pipeline.analysis.row_files import find
+        from pipeline.analysis.table import load
+
+        files = [p for p in (self.point.rows_path, *parts_of(self.point.rows_path)) if p.exists()]
+        with tempfile.TemporaryDirectory() as scratch:
+            if files:
+                table, folder = load(find(files), workers=1), Path(scratch)
+                metrics = metrics_of(table)
+                self.tell(lambda: self.tracker.use(written(self.point, files, len(table.rows))))
+                self.tell(lambda: self.tracker.log(metrics, self.point.step))
+                for path in self._artifacts(table, files, folder):
+                    self.tell(lambda path=path: self.tracker.attach(path))  # type: ignore[misc]
+            self.close(session.status, PATIENCE)
+
+    def _artifacts(self, table: "Table", rows: Sequence[Path], folder: Path) -> Iterator[Path]:
+        from pipeline.analysis import summary
+
+        for name, frame in {"steps": summary.steps(table), "passes": summary.passes(table)}.items():
+            frame.to_csv(folder / f"{name}.csv", index=False, quoting=csv.QUOTE_MINIMAL)
+            yield folder / f"{name}.csv"
+        yield self.point.folder / "run.json"
+        yield from rows if self.tracker.rows else ()
+        if self.tracker.report:
+            from launch.reporting.page_file import write_report
+            from launch.rows.stored_task import StoredTasks
+
+            files = [str(file.path) for file in table.files]
+            tasks = StoredTasks(classes=[str(self.point.spec.task["_target_"])])
+            try:
+                write_report(folder / "report.html", files, tasks=tasks)
+            except SpecError as error:
+                log.warning("the report is not among the artifacts: %s", error)
+            else:
+                yield folder / "report.html"
+
+
 def asked(point: Point) -> DataSet:
     """The examples of a point. The digest is over all of them, also those that a slice leaves."""
     data = point.spec.task.get("data")
@@ -123,12 +136,15 @@ def asked(point: Point) -> DataSet:
     return DataSet("testing", name, point.identity["task.data"], len(point.examples), source)
 
 
-def written(point: Point, rows: int) -> DataSet:
-    """The rows of a point, by the hash of their file."""
-    path = point.rows_path
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return DataSet("inference_output", path.name, digest, rows, {"path": str(path)})
+def written(point: Point, files: Sequence[Path], rows: int) -> DataSet:
+    """The rows of a point, by the hash of the files that hold them, several beside shards."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    source = {"path": str(point.rows_path)}
+    return DataSet("inference_output", point.rows_path.name, digest.hexdigest(), rows, source)
 
 
 def metrics_of(table: "Table") -> dict[str, float]:

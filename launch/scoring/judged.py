@@ -1,5 +1,6 @@
 """Predictions judged by a model: ordinary runs of the tasks in `conf/task/judge/`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,9 @@ class Judgements:
     """What one judge said: by the key of a prediction, each judgement and its score.
 
     A judge that `writes_questions` gives no score, but 0 where an answer is evasive. `unread`
-    counts judgements that do not end as they should, `missing` predictions that have none: the run
-    failed on them or ended before. `usd` is None where the cost is not known.
+    counts judgements that do not end as they should, `missing` predictions that were not judged, or
+    not as often as asked: the run failed on them, ended before or has a limit. `usd` is None where
+    the cost is not known.
     """
 
     folder: Path
@@ -69,42 +71,50 @@ def judge(
     Raises:
         SpecError: no row can be judged, or what a run with these settings would refuse.
     """
-    setups = [_setup(name, rows, overrides, out) for name in names]
+    setups = [_setup(name, overrides, out) for name in names]
     for name, setup in zip(names, setups, strict=True):
         if setup.spec.task.get("reading") == "questions" and not embeds:
             raise SpecError(f"{name} compares sentence embeddings: name a model with --embedding")
+    asked = [_judgeable(setup, rows) for setup in setups]
+    for name, judged in zip(names, asked, strict=True):
+        if not judged:
+            raise SpecError(f"{name} compares with a reference, and no prediction has one")
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(_input(name, out), map(encode, as_records(judged)))
     backend = open_backend(setups[0])
     points = [point_of(setup, backend) for setup in setups]
     outcome = run_ready(points, backend, [setup.config_text for setup in setups])
-    pairs = zip(names, points, strict=True)
-    return {name: _read(point) for name, point in pairs}, outcome.status
+    found = zip(names, points, asked, strict=True)
+    return {name: _read(point, judged) for name, point, judged in found}, outcome.status
 
 
-def _setup(name: str, rows: Sequence[Prediction], overrides: Sequence[str], out: Path) -> RunSetup:
-    """The run of one judge, once the file that it reads is written."""
+def _setup(name: str, overrides: Sequence[str], out: Path) -> RunSetup:
+    """The run of one judge over the file that is written for it."""
     words = arguments(overrides)
     if not any(word.startswith("sampling=") for word in words):
         words = ["sampling=greedy", *words]
-    path = out / f"{name}_input.jsonl"
-    line = [
-        *(f"task={FOLDER}/{name}", f"task.data.path={quoted_path(str(path.absolute()))}"),
+    path = quoted_path(str(_input(name, out).absolute()))
+    return compose(
+        *(f"task={FOLDER}/{name}", f"task.data.path={path}"),
         *(f"run.root={quoted_path(str(out))}", "run.name=judges", *words),
-    ]
-    setup = compose(*line)
+    )
+
+
+def _input(name: str, out: Path) -> Path:
+    return out / f"{name}_input.jsonl"
+
+
+def _judgeable(setup: RunSetup, rows: Sequence[Prediction]) -> list[Prediction]:
+    """The predictions that have what the judge's prompt shows."""
     needed = "{reference}" in str(setup.spec.task.get("user_prompt"))
-    judged = [row for row in rows if row.references or not needed]
-    if not judged:
-        raise SpecError(f"{name} compares with a reference, and no prediction has one")
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, map(encode, as_records(judged)))
-    return setup
+    return [row for row in rows if row.references or not needed]
 
 
-def _read(point: Point) -> Judgements:
+def _read(point: Point, asked: Sequence[Prediction]) -> Judgements:
     found = Judgements(point.folder, point.spec.task.get("reading") == "questions")
-    seen = 0
+    seen: Counter[str] = Counter()
     for row in read_rows(point.rows_path) if point.rows_path.exists() else ():
-        seen += 1
+        seen[row["example_id"]] += 1
         _count(row, found)
         fields = row["pass1"]
         if fields.get("judgement") is None:
@@ -112,7 +122,8 @@ def _read(point: Point) -> Judgements:
         else:
             judged = (fields["judgement"], fields["judge_score"])
             found.by_key.setdefault(row["example_id"], []).append(judged)
-    found.missing = len(point.canonical_order()) - seen
+    wanted = point.spec.sampling.num_samples
+    found.missing = sum(seen[row.key] < wanted for row in asked)
     return found
 
 
