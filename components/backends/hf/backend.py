@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from components.backends.hf.assisted import load_assistant
 from components.backends.hf.batches import Batches
-from components.backends.hf.forced_reading import reader_for
+from components.backends.hf.forced_reading import WithOwnAttention, reader_for
 from components.backends.hf.machine import device_name, device_of, peak_memory, usable_cores
 from components.backends.hf.model_facts import (
     attention_of,
@@ -45,7 +45,8 @@ from components.backends.hf.spreading import (
     tensor_parallel,
 )
 from components.backends.hf.static import StaticDecoder
-from components.decoding.forced_rows import Visit
+from components.decoding.carrying_model import carries
+from components.decoding.forced_rows import ForcedRows, Visit
 from components.decoding.forcing import forced
 from components.decoding.prompt_encoder import PromptEncoder
 from components.decoding.prompt_limits import refuse_prompt
@@ -446,7 +447,10 @@ class HfBackend(Backend):
 
     def _slots(self, model: PreTrainedModel, allowed: torch.Tensor) -> Callable[[], Engine] | None:
         """What starts the decoder of slots; None where the model must take the other."""
+        attention = model.config.get_text_config()._attn_implementation
         try:
+            if carries(model) and not self._use_cache:
+                raise UnfitModelError("it keeps no router windows with backend.use_cache=false")
             layers = fit(model)
         except UnfitModelError as error:
             rule = f"not be slots for model={self._spec.name}: {error}"
@@ -459,7 +463,10 @@ class HfBackend(Backend):
             self._need_own_cache_type("a model that keeps a state instead of keys and values")
         cached = self.options.as_cached(kept)
         self._cache_size = cache_report(model, sum(layer.bytes for layer in cached) or None)
-        self._scorer = self._make_scorer(model, paged=bool(kept))
+        reads_alone = partial(WithOwnAttention, model, attention, self._use_cache)
+        self._scorer = self._make_scorer(
+            model, bool(kept), own=reads_alone if carries(model) else None
+        )
         slots = slots_for(self.options, self._device)
         scheduler = scheduler_factory(model, layers, allowed, self.options)
 
@@ -470,10 +477,12 @@ class HfBackend(Backend):
 
         return lambda: Engine(make, slots, self._threads, self._device)
 
-    def _make_scorer(self, model: PreTrainedModel, paged: bool) -> Scorer:
+    def _make_scorer(
+        self, model: PreTrainedModel, paged: bool, own: Callable[[], ForcedRows] | None = None
+    ) -> Scorer:
         assert self._limits is not None
         return Scorer(
-            partial(reader_for, model, paged, self._use_cache),
+            own or partial(reader_for, model, paged, self._use_cache),
             embedding_size(model),
             self._limits.context,
         )

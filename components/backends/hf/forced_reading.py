@@ -53,6 +53,25 @@ def reader_for(model: PreTrainedModel, paged: bool, use_cache: bool) -> ForcedRo
     return forced
 
 
+class WithOwnAttention:
+    """Reads rows with the attention that the model came with, where the decoder gave it another."""
+
+    def __init__(self, model: PreTrainedModel, attention: str, use_cache: bool) -> None:
+        """`attention`: the implementation that the model came with."""
+        self._model, self._attention, self._use_cache = model, attention, use_cache
+        self.reader: ForcedRows | None = None
+
+    def read(self, rows: Sequence[ForcedTokens], most_logits: int, visit: Visit) -> None:
+        """As `ForcedRows.read`."""
+        decoders = self._model.config.get_text_config()._attn_implementation
+        self._model.set_attn_implementation(self._attention)
+        try:
+            self.reader = self.reader or reader_for(self._model, False, self._use_cache)
+            self.reader.read(rows, most_logits, visit)
+        finally:
+            self._model.set_attn_implementation(decoders)
+
+
 class CachedCalls:
     """Reads padded rows in calls of several columns, with Transformers' cache between them."""
 

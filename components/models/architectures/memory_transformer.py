@@ -13,7 +13,7 @@ The other strategies route on context, so that by definition it does not:
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.utils import GenerationMixin
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
+from components.decoding.carrying_model import Carried
 from components.models.architectures.outputs import CACHE, output
 from components.models.memory.attention import MemoryAttention
 from components.models.memory.bank import bank_of
@@ -35,6 +36,7 @@ from components.models.memory.routing import (
     SequenceLevelRouter,
     Window,
 )
+from components.models.memory.row_windows import RowWindows
 from components.models.memory.settings import MemorySettings
 from pipeline.spec import SpecError
 
@@ -150,8 +152,9 @@ class Call(NamedTuple):
     """What the memory layers must know of the forward call under way."""
 
     mask: Tensor | None = None  # of the present tokens [batch, time]; None: all are tokens
-    cache: MemoryCache | None = None
+    windows: dict[int, Window] | RowWindows | None = None  # None: nothing is kept
     prefill: bool = True  # nothing has been cached yet
+    rows: int | None = None  # as many rows lie one after another in a batch of 1
 
 
 class ChapterRouter(nn.Module):
@@ -220,7 +223,7 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         )
         self._here = threading.local()  # threads may compute rows of their own
         self._attach(own)
-        # A row's chapters depend on its earlier tokens, which pages of keys and values do not hold.
+        # A row's chapters may hang on its earlier tokens, which keys and values do not hold.
         self._is_stateful = settings.routes_by_context
         self.post_init()
 
@@ -282,7 +285,11 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             mask = attention_mask[:, -input_ids.shape[1] :]
         prefill = own is None or own.get_seq_length() == 0
         passed = {} if own is None else {CACHE: own}
-        with self._calling(Call(mask, own, prefill)):
+        rows: Sequence[Carried] | None = getattr(self._here, "rows", None)
+        call = Call(mask, None if own is None else own.windows, prefill)
+        if rows is not None:
+            call = Call(None, RowWindows(rows), not any(rows), len(rows))
+        with self._calling(call):
             result = self.backbone(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -305,6 +312,27 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("a memory model keeps windows too: pass the cache that it returned")
         return MemoryCache(self.backbone.config)
 
+    @property
+    def carries(self) -> bool:
+        """As `CarryingModel`: a token's chapters may hang on those before it."""
+        return self.settings.routes_by_context
+
+    @property
+    def carried_bytes(self) -> int:
+        """As `CarryingModel`: a window of hidden states for every layer that routes by one."""
+        settings = self.settings
+        kept = settings.routing_window_size * settings.hidden_size * self.dtype.itemsize
+        return 0 if settings.routing_strategy_inference == "sequence" else kept * len(self.routers)
+
+    @contextmanager
+    def carrying(self, rows: Sequence[Carried]) -> Iterator[None]:
+        """As `CarryingModel`: every row carries its routers' windows."""
+        self._here.rows = rows
+        try:
+            yield
+        finally:
+            self._here.rows = None
+
     @contextmanager
     def _calling(self, call: Call) -> Iterator[None]:
         self._here.call = call
@@ -315,6 +343,12 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _read(self, layer: int, hidden: Tensor, routed_on: Tensor) -> Tensor:
         """Hidden states [batch, time, width] with what a layer reads from memory added."""
+        call: Call = getattr(self._here, "call", Call())
+        if call.rows is not None and hidden.shape[0] != call.rows:
+            split = (call.rows, -1, hidden.shape[-1])
+            return self._read(layer, hidden.reshape(split), routed_on.reshape(split)).view_as(
+                hidden
+            )
         block: Any = self.memory_adapters[str(layer)]
         normed = block.memory_layernorm(hidden)
         bank: Any = self.memory_banks[str(self.settings.banks[layer])]
@@ -349,13 +383,13 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         strategy = self.settings.routing_strategy_inference
         mask = None if call.mask is None else call.mask.bool()
         whole = SequenceLevelRouter(router, self.choice)
-        if strategy == "sequence" or call.cache is None:
+        if strategy == "sequence" or call.windows is None:
             return whole.route(states, mask)
         rolling = RollingWindowRouter(router, self.choice, size)
-        rolling.cache = call.cache.windows.get(layer)
+        rolling.cache = call.windows.get(layer)
         chosen = rolling.route(states, mask)
         assert rolling.cache is not None
-        call.cache.windows[layer] = rolling.cache
+        call.windows[layer] = rolling.cache
         return whole.route(states, mask) if strategy == "hybrid" and call.prefill else chosen
 
     def _router(self, layer: int) -> nn.Linear:

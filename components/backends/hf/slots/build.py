@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.backends.hf.slots.attention import compile_layers
+from components.backends.hf.slots.carrying import CarryingSteps
 from components.backends.hf.slots.fit import Layout, fuse_linears
 from components.backends.hf.slots.kv_cache import FP8, KVCache, LayerShape, free_memory
 from components.backends.hf.slots.packed_linear import pack
@@ -23,6 +24,7 @@ from components.backends.hf.slots.recurrent import (
 )
 from components.backends.hf.slots.scheduler import Scheduler, Steps
 from components.backends.hf.slots.torch_steps import TorchSteps
+from components.decoding.carrying_model import CarryingModel, carries
 from components.decoding.recurrent_model import StateShape
 
 _LOG = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ def scheduler_factory(
 
     def make(slots: int) -> Scheduler:
         free_bytes = free_memory(device) * (first_slots + slots) // (2 * first_slots)
+        slots, free_bytes = _beside_what_rows_carry(model, slots, free_bytes)
         tokens = free_bytes // sum(layer.bytes for layer in layers)
         size = options.page or _page(device, context, tokens // (2 * slots))
         count = options.pages or _count(tokens, size, slots, device)
@@ -100,11 +103,23 @@ def scheduler_factory(
             cache = KVCache(layers, count + 1, size, device)
             steps: Steps = GraphSteps(model, cache, int(allowed.sum()), slots, context)
         else:
-            steps = TorchSteps(model, KVCache(layers, count, size, device), allowed)
+            kind = CarryingSteps if carries(model) else TorchSteps
+            steps = kind(model, KVCache(layers, count, size, device), allowed)
         chunk = options.chunk or (_GPU_CHUNK if device.type == "cuda" else _CPU_CHUNK)
-        return Scheduler(steps, PageAllocator(count, size), slots, chunk, options.share)
+        share = options.share
+        if carries(model):
+            chunk, share = sys.maxsize, False
+        return Scheduler(steps, PageAllocator(count, size), slots, chunk, share)
 
     return make
+
+
+def _beside_what_rows_carry(model: PreTrainedModel, slots: int, free_bytes: int) -> tuple[int, int]:
+    """Slots whose rows carry at most half of the free memory, and what that leaves for pages."""
+    each = model.carried_bytes if isinstance(model, CarryingModel) and model.carries else 0
+    if each:
+        slots = max(1, min(slots, free_bytes // (2 * each)))
+    return slots, free_bytes - slots * each
 
 
 def _recurrent_factory(
@@ -138,6 +153,8 @@ def _why_no_graphs(
     sizes = {size for layer in layers for size in (layer.key_size, layer.value_size)}
     if any(size > 256 or size % 8 for size in sizes):
         return f"flash attention takes no heads of {sizes}"
+    if carries(model):
+        return "what a row carries beside its pages lies with the row"
     if has_experts(model):
         return "experts are chosen on the host"
     if changing:

@@ -16,6 +16,7 @@ from components.backends.hf.slots.attention import (
 )
 from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
 from components.backends.hf.slots.kv_cache import LayerShape
+from components.decoding.carrying_model import CarryingModel
 from components.decoding.recurrent_model import RecurrentModel, StateShape
 
 _TRIAL = 24  # tokens
@@ -34,7 +35,7 @@ def fit(model: PreTrainedModel) -> Layout:
     """Prepare `model` for slots; return what each of its layers caches.
 
     A `RecurrentModel` keeps a state per sequence. Others get the decoder's attention, and cache
-    keys and values per token.
+    keys and values per token; rows of a `CarryingModel` carry something beside them.
 
     Raises:
         UnfitModelError: the model does not follow the attention interface, keeps more state than
@@ -45,7 +46,8 @@ def fit(model: PreTrainedModel) -> Layout:
     config = model.config.get_text_config()
     if not model._supports_attention_backend:
         raise UnfitModelError("it does not follow Transformers' attention interface")
-    if model._is_stateful or config.is_encoder_decoder:
+    keeps_more = model._is_stateful and not isinstance(model, CarryingModel)
+    if keeps_more or config.is_encoder_decoder:
         raise UnfitModelError("it keeps more state than keys and values")
     if attends_in_chunks(model):
         size = getattr(config, "attention_chunk_size", None)

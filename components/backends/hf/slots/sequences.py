@@ -1,10 +1,11 @@
 """Sequences that have a slot, and what decode steps return of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from components.backends.hf.slots.pages import CachedSequence
 from components.backends.hf.submission import QueuedSequence
+from components.decoding.carrying_model import Carried
 from components.decoding.sequence import TokenSequence
 
 
@@ -17,6 +18,7 @@ class ActiveSequence:
     in_flight: int = 0  # ids drawn on the device, or about to be, that the host does not know yet
     decoding: bool = False  # all ids but the last are computed
     removed: bool = False  # it lost its pages: ids that still arrive are not wanted
+    carried: Carried = field(default_factory=dict)  # beside its pages, by a `CarryingModel`
 
     @property
     def sequence(self) -> TokenSequence:

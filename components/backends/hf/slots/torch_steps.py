@@ -51,7 +51,7 @@ class TorchSteps:
         sizes = [count for _, count in chunks]
         places = balanced_groups(sizes, self._threads(sum(sizes)))
         groups = [[chunks[place] for place in group] for group in places]
-        return _joined([d for d in self._team.run(self._prefill, groups) if d is not None])
+        return joined([d for d in self._team.run(self._prefill, groups) if d is not None])
 
     def decode(self, sequences: Sequence[ActiveSequence], steps: int) -> DrawnTokens:
         """Draw one more id for every sequence; `steps` is 1."""
@@ -64,7 +64,7 @@ class TorchSteps:
         groups = [
             sequences[start : start + group_size] for start in range(0, len(sequences), group_size)
         ]
-        drawn = _joined(self._team.run(self._decode, groups))
+        drawn = joined(self._team.run(self._decode, groups))
         assert drawn is not None
         return drawn
 
@@ -166,7 +166,7 @@ class TorchSteps:
         return seen
 
 
-def _joined(parts: Sequence[DrawnTokens]) -> DrawnTokens | None:
+def joined(parts: Sequence[DrawnTokens]) -> DrawnTokens | None:
     """The results of several threads as one."""
     if len(parts) < 2:
         return parts[0] if parts else None
