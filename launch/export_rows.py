@@ -1,6 +1,8 @@
 """Finished rows in other formats: `python launch/export_rows.py outputs/demo to=csv out=rows.csv`.
 
-`to` is parquet, csv, jsonl or hf (a folder for `datasets.load_from_disk`). `schema` is `rows`
+`to` is parquet, csv, jsonl, hf (a folder for `datasets.load_from_disk`) or hub, which pushes to the
+data set `out=owner/name`: private unless private=false says so; dry=true asks no network and tells
+what would be pushed. `schema` is `rows`
 (every column, passes as pass1.entropy and so on; arrays=false leaves lists of numbers out), or what
 the fine-tuner's inferencer wrote: `inferencer` as its code does (system_prompt, user_prompt,
 assistant_response, ground_truth), `inferencer_documented` as its documentation says (question,
@@ -26,21 +28,18 @@ from typing import Any
 from launch.config.command_line import ended
 from launch.reporting.formulas import escaped, like_a_formula
 from launch.reporting.plain import plain
-from launch.rows.stored_task import StoredTasks, prompt_of
+from launch.rows.hub_push import push
+from launch.rows.inferencer_schemas import RowMessages, documented, written
 from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat, in_utf8
 from pipeline.analysis.row_files import find
 from pipeline.analysis.table import Table, load
-from pipeline.backfill.stored_rows import example_of
-from pipeline.protocols import Message
-from pipeline.run.row_fields import SAMPLING_COLUMNS
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, encode, write_atomically
 
 SETTINGS = {
     **{"to": "parquet", "out": "", "schema": "rows", "pass": "pass1", "arrays": "true"},
-    **{"by": "", "formulas": "keep", "config_dir": ""},
+    **{"by": "", "formulas": "keep", "config_dir": "", "private": "true", "dry": "false"},
 }
-CAPS = ("think_cap", "answer_cap", "max_new_tokens")
 ROWS_AT_ONCE = 500
 Rows = Callable[[], Iterator[Row]]
 
@@ -89,6 +88,9 @@ def export(roots: Sequence[str], settings: dict[str, str]) -> None:
                 yield from make(index, stored)
 
     out = Path(settings["out"])
+    if settings["to"] == "hub":
+        print(_pushed(rows, settings))
+        return
     if settings["to"] == "csv":
         count = to_csv(rows, out, settings["formulas"] == "escape")
     else:
@@ -96,10 +98,20 @@ def export(roots: Sequence[str], settings: dict[str, str]) -> None:
     print(f"{count} rows in {settings['out']}")
 
 
+def _pushed(rows: Rows, settings: dict[str, str]) -> str:
+    """Push the rows as a Parquet file; a sentence about it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "rows.parquet"
+        count = to_parquet(rows, file)
+        private, dry = settings["private"] == "true", settings["dry"] == "true"
+        return push(file, count, settings["out"], private=private, dry=dry)
+
+
 def check(settings: dict[str, str]) -> None:
     """Refuse values that there are not."""
-    choices = {"to": list(WRITERS), "schema": [*SCHEMAS, "means"], "arrays": ["true", "false"]}
-    choices["formulas"] = ["keep", "escape"]
+    choices = {"to": [*WRITERS, "hub"], "schema": [*SCHEMAS, "means"], "arrays": ["true", "false"]}
+    choices |= {"formulas": ["keep", "escape"], "private": ["true", "false"]}
+    choices["dry"] = ["true", "false"]
     for name, allowed in choices.items():
         if settings[name] not in allowed:
             raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {settings[name]!r}")
@@ -124,6 +136,27 @@ def means(table: Table) -> list[Row]:
 Make = Callable[[Any, Row], Iterable[Row]]
 
 
+def as_written(table: Table, settings: dict[str, str]) -> Make:
+    """The keys that the inferencer's code writes."""
+    messages = RowMessages(table, settings["config_dir"])
+
+    def make(index: Any, row: Row) -> Iterable[Row]:
+        if row.get(settings["pass"]):
+            yield written(row, settings["pass"], *messages.of(index, row))
+
+    return make
+
+
+def as_documented(table: Table, settings: dict[str, str]) -> Make:
+    """The keys that the inferencer's documentation promises."""
+
+    def make(index: Any, row: Row) -> Iterable[Row]:
+        if row.get(settings["pass"]):
+            yield documented(row, settings["pass"])
+
+    return make
+
+
 def whole_rows(table: Table, settings: dict[str, str]) -> Make:
     """Every column; the run's name in front."""
     arrays = settings["arrays"] == "true"
@@ -138,79 +171,6 @@ def whole_rows(table: Table, settings: dict[str, str]) -> Make:
 
 def _is_numbers(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(item, int | float) for item in value)
-
-
-def as_written(table: Table, settings: dict[str, str]) -> Make:
-    """The keys that the inferencer's code writes."""
-    messages = RowMessages(table, settings["config_dir"])
-
-    def make(index: Any, row: Row) -> Iterable[Row]:
-        fields = _pass(row, settings["pass"])
-        if fields is not None:
-            system, user = messages.of(index, row)
-            yield {
-                "system_prompt": system,
-                "user_prompt": user,
-                "assistant_response": fields.get("output"),
-                "ground_truth": _text(row.get("gold_answer")),
-            }
-
-    return make
-
-
-def as_documented(table: Table, settings: dict[str, str]) -> Make:
-    """The keys that the inferencer's documentation promises."""
-
-    def make(index: Any, row: Row) -> Iterable[Row]:
-        fields = _pass(row, settings["pass"])
-        if fields is not None:
-            yield {
-                "question": row.get("problem"),
-                "predicted_answer": fields.get("pred_answer"),
-                "ground_truth": _text(row.get("gold_answer")),
-                "metadata": {
-                    "model_id": row.get("model"),
-                    "inference_time": fields.get("seconds"),
-                    "token_count": fields.get("tokens_total"),
-                    "generation_config": {
-                        n: row.get(n) for n in (*SAMPLING_COLUMNS, *CAPS, "seed")
-                    },
-                },
-            }
-
-    return make
-
-
-def _pass(row: Row, name: str) -> dict[str, Any] | None:
-    fields = row.get(name)
-    return fields if isinstance(fields, dict) and fields else None
-
-
-def _text(value: Any) -> str | None:
-    return (
-        value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    )
-
-
-class RowMessages:
-    """The messages of rows, by the task of their run's record, else by that of conf/task."""
-
-    def __init__(self, table: Table, config_dir: str) -> None:
-        """`config_dir`: a folder of configuration that names tasks as conf/ does, or nothing."""
-        self._folders = [file.path.parent for file in table.files]
-        self._files = table.rows["file"]
-        self._tasks = StoredTasks(config_dirs=[Path(config_dir)] if config_dir else [])
-
-    def of(self, index: Any, row: Row) -> tuple[str | None, str]:
-        """System prompt (None without one) and the last user message of pass 1."""
-        task = self._tasks.of(self._folders[self._files[index]], row)
-        messages = prompt_of(task, example_of(row)).messages
-        by_role = {message.role: _content(message) for message in messages}
-        return by_role.get("system"), by_role.get("user", "")
-
-
-def _content(message: Message) -> str:
-    return "".join(piece if isinstance(piece, str) else piece.text for piece in message.content)
 
 
 def to_jsonl(rows: Rows, out: Path) -> int:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from components.backends.hf.assisted import load_assistant
 from components.backends.hf.batches import Batches
@@ -184,6 +184,7 @@ class HfBackend(Backend):
         self._resolved: Checkpoint | None = None
         self._prompts: PromptEncoder | None = None
         self._model: PreTrainedModel | None = None
+        self._preloaded: PreTrainedModel | None = None
         self._limits: Limits | None = None
         self._weights: dict[str, Any] | None = None
         self._cache_size: dict[str, Any] | None = None
@@ -289,6 +290,15 @@ class HfBackend(Backend):
     def preview(self, prompt: Prompt) -> str:
         """The prompt's ids as text, special tokens included."""
         return self._encoder().preview(prompt)
+
+    def preload(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load model and tokenizer without a decoder; entering takes this model.
+
+        Raises:
+            SpecError: they cannot be loaded.
+        """
+        self._preloaded = self._preloaded or self._load_model()
+        return self._preloaded, self._encoder().tokenizer
 
     async def __aenter__(self) -> Self:
         """Load tokenizer and weights, and start the decoder's thread."""
@@ -412,7 +422,7 @@ class HfBackend(Backend):
         os.environ.setdefault(*FIXED_ORDER)
         torch.set_num_threads(self._threads)
         encoder = self._encoder()
-        model = self._load_model()
+        model, self._preloaded = self._preloaded or self._load_model(), None
         vocabulary = encoder.tokenizer.get_vocab()
         self._weights = self._report(model)
         refuse_tokenizer_beyond(model, vocabulary, certain_text(encoder.tokenizer))
