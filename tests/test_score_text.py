@@ -301,3 +301,19 @@ def test_a_judge_of_ones_own_is_a_yaml_as_the_page_has_it(
     assert main([*line, "--judge", "backend=echo", searched]) == 0
     assert summary_of(tmp_path / "out")["politeness"] == 0.5
     assert backend().asked[0].startswith("How polite") and len(backend().asked) == 3
+
+
+def test_a_local_judge_is_held_to_the_form_and_a_row_that_it_cannot_read_costs_no_other(
+    predictions: Path,
+    tmp_path: Path,
+    tiny_llama: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "out"
+    model = ["backend=hf", "backend.device=cpu", "model=local", f"model.path={tiny_llama()}"]
+    form = ["sampling.max_new_tokens=10", 'sampling.regex="Rating: (0|2|4)"']
+    line = [str(predictions), "--out", str(out), "--metrics", "answer_accuracy"]
+    assert main([*line, "--judge", *model, *form]) == 1  # a hostile text of 40,000 characters
+    scores = [row["answer_accuracy"] for row in lines_of(out)]
+    assert all(score in (0, 0.5, 1) for score in scores[:2]) and scores[2] is None
+    assert "1 of 3 rows have no judgement by answer_accuracy" in capsys.readouterr().out
