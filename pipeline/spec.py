@@ -170,7 +170,7 @@ class ModelSpec:
     adapter: str | None = None  # a LoRA adapter (hub id or folder)
     merge_adapter: bool = True  # add it to the weights; false: computed beside them, as trained
     architecture: str | None = None  # module that registers a model class with Transformers
-    routing: str | None = None  # of memory: sequence, rolling, token, hybrid; null: as it says
+    routing: str | None = None  # of memory, such as rolling; null: as it says
     routing_window: int | None = None  # tokens of the rolling window; null: as it says
     tokenizer: str | None = None
     chat_template: str | None = None  # a Jinja file that replaces the tokenizer's own

@@ -23,10 +23,12 @@ from components.models.memory.routing import (
     HybridRouter,
     RollingWindowRouter,
     SequenceLevelRouter,
+    SequenceRollingRouter,
     TokenLevelRouter,
     Window,
     create_inference_router,
 )
+from components.models.memory.settings import STRATEGIES
 from pipeline.spec import SpecError
 from tests.fakes.memory_models import CHAPTERS, SIZES, model, written
 
@@ -234,7 +236,7 @@ def test_cached_decoding_equals_a_full_pass_that_pools_the_same_tokens(strategy:
     assert torch.equal(found[:20], prefill)
 
 
-@pytest.mark.parametrize("strategy", ["sequence", "rolling", "token", "hybrid"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("whole", [False, True], ids=["adapter", "from scratch"])
 def test_ragged_rows_with_padding_equal_each_by_itself(strategy: str, whole: bool) -> None:
     memory = CHAPTERS | {"routing_strategy_inference": strategy, "routing_window_size": 5}
@@ -259,7 +261,7 @@ def test_routers_mask_padding_wherever_it_stands() -> None:
     states = torch.randn(1, 5, 4)
     padded = torch.cat((torch.randn(1, 3, 4), states, torch.randn(1, 2, 4)), 1)
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 0, 0]])
-    for strategy in ("sequence", "rolling", "hybrid"):
+    for strategy in ("sequence", "sequence-rolling", "rolling", "hybrid"):
         alone, masked = (create_inference_router(linear(), strategy, Choice(2), 3) for _ in "ab")
         plain = alone.route(states)
         found = masked.route(padded, mask)
@@ -278,6 +280,30 @@ def test_shared_chapters_come_first_are_never_routed_to_and_weights_sum_to_one()
     torch.testing.assert_close(chosen.weights[:, 0], torch.full((4,), 1 / (2 + 2.5)))
     tokens = TokenLevelRouter(linear(), Choice(3, shared=2)).route(torch.randn(4, 9, 4))
     assert tokens.chapters.shape == (4, 9, 5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_a_sequence_rolling_router_pools_the_means_of_all_windows(size: int) -> None:
+    states = torch.randn(2, 10, 4)
+    means = [states[:, max(0, end - size) : end].mean(1) for end in range(1, 11)]
+    pooled = torch.stack(means).mean(0)
+    found = SequenceRollingRouter(linear(), Choice(2), size).route(states)
+    expected = Choice(2).routed(linear()(pooled))
+    assert found.chapters.tolist() == expected.chapters.tolist()
+    torch.testing.assert_close(found.weights, expected.weights)
+    plain = SequenceLevelRouter(linear(), Choice(2)).route(states)
+    assert (size == 1) == torch.allclose(found.weights, plain.weights, atol=1e-5)
+
+
+def test_a_model_takes_the_strategy_in_either_spelling_and_reads_prompts_by_it() -> None:
+    memory = CHAPTERS | {"routing_window_size": 2}
+    made = [
+        model(**memory, routing_strategy_inference=strategy)
+        for strategy in ("sequence", "sequence-rolling", "sequence_rolling")
+    ]
+    with torch.inference_mode():
+        plain, dash, underscore = (each(ids_of(30)[None]).logits for each in made)
+    assert torch.equal(dash, underscore) and not torch.allclose(plain, dash, atol=1e-3)
 
 
 def test_a_rolling_router_keeps_a_window_until_it_is_reset() -> None:
@@ -313,10 +339,11 @@ def test_a_hybrid_router_rolls_once_generation_has_started() -> None:
 @pytest.mark.parametrize(
     ("strategy", "choice", "window", "told"),
     [
-        ("both", Choice(2), 4, "model.routing must be one of sequence, rolling, token, hybrid"),
+        ("both", Choice(2), 4, "model.routing must be one of sequence, sequence-rolling, rolling"),
         ("token", Choice(7), 4, "top_k_chapters must be from 1 to 6"),
         ("sequence", Choice(5, shared=2), 4, "top_k_chapters must be from 1 to 4"),
         ("rolling", Choice(2), 0, "routing_window_size must be above 0"),
+        ("sequence_rolling", Choice(2), 0, "routing_window_size must be above 0"),
     ],
 )
 def test_a_router_that_cannot_be_is_refused(
@@ -466,7 +493,10 @@ def test_weights_and_keys_that_do_not_fit_are_refused_by_name(tmp_path: Path) ->
     [
         ({"num_chapters": 7}, "num_memory_tokens must be divided by num_chapters=7"),
         ({"top_k_chapters": 9}, "top_k_chapters must be from 1 to 8"),
-        ({"routing_strategy_inference": "best"}, "must be one of sequence, rolling, token, hybrid"),
+        (
+            {"routing_strategy_inference": "best"},
+            "must be one of sequence, sequence-rolling, rolling",
+        ),
         ({"memory_layer_indices": [9]}, "must be layers from 0 to 2"),
     ],
 )

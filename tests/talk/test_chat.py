@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.hf.test_architectures import memory_adapter
 from tests.fakes.configs import ROOT
 
 ECHO = ("launch/chat.py", "backend=echo")
@@ -37,9 +38,13 @@ def test_with_nothing_to_answer_it_says_what_to_do() -> None:
     assert done.returncode == 1 and "pipe lines into it" in done.stderr
 
 
-@pytest.mark.parametrize("model", ["bdh_tiny", "mini_llm_tiny"])
-def test_models_of_our_own_architectures_continue_a_text(model: str) -> None:
-    line = ("launch/chat.py", f"model={model}", "quantization=fp32", "sampling.max_new_tokens=8")
+@pytest.mark.parametrize("model", ["bdh_tiny", "mini_llm_tiny", "memory"])
+def test_models_of_our_own_architectures_continue_a_text(model: str, tmp_path: Path) -> None:
+    which = [f"model={model}"]
+    if model == "memory":
+        path = memory_adapter(tmp_path / "memory", "hybrid")
+        which = ["model=local", f"model.path={path}", f"run.cache_dir={tmp_path}"]
+    line = ("launch/chat.py", *which, "quantization=fp32", "sampling.max_new_tokens=8")
     done = subprocess.run(
         [sys.executable, *line],
         input="The import statement\n/entropy on\n/retry\nquit\n",
@@ -50,7 +55,8 @@ def test_models_of_our_own_architectures_continue_a_text(model: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f"{model}" in done.stdout and "completion" in done.stdout
+    assert ("checkpoint-3" if model == "memory" else model) in done.stdout
+    assert "completion" in done.stdout
     assert done.stdout.count("8 tokens") == 2, done.stdout
 
 

@@ -34,6 +34,7 @@ from components.models.memory.routing import (
     RollingWindowRouter,
     Selection,
     SequenceLevelRouter,
+    SequenceRollingRouter,
     Window,
 )
 from components.models.memory.row_windows import RowWindows
@@ -322,7 +323,7 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         """As `CarryingModel`: a window of hidden states for every layer that routes by one."""
         settings = self.settings
         kept = settings.routing_window_size * settings.hidden_size * self.dtype.itemsize
-        return 0 if settings.routing_strategy_inference == "sequence" else kept * len(self.routers)
+        return kept * len(self.routers) if settings.keeps_windows else 0
 
     @contextmanager
     def carrying(self, rows: Sequence[Carried]) -> Iterator[None]:
@@ -382,6 +383,8 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         router, size = self._router(layer), self.settings.routing_window_size
         strategy = self.settings.routing_strategy_inference
         mask = None if call.mask is None else call.mask.bool()
+        if strategy == "sequence-rolling":
+            return SequenceRollingRouter(router, self.choice, size).route(states, mask)
         whole = SequenceLevelRouter(router, self.choice)
         if strategy == "sequence" or call.windows is None:
             return whole.route(states, mask)

@@ -1,11 +1,11 @@
-"""Which chapters of memory are read: the four inference routers and their factory.
+"""Which chapters of memory are read: the inference routers and their factory.
 
 A router scores chapters from pooled hidden states with the trained linear layer. Padding is masked,
 shared chapters are always read and never routed to, and routed weights carry the scaling factor.
 
 Only token routing and a prefill make cached decoding equal to one full forward pass by definition:
-with `sequence` a decoded token is routed on itself alone, with `rolling` and `hybrid` on the window
-that ends with it, while one full pass routes all tokens on one pool.
+with `sequence` and `sequence-rolling` a decoded token is routed on itself alone, with `rolling` and
+`hybrid` on the window that ends with it, while one full pass routes all tokens on one pool.
 """
 
 from dataclasses import dataclass
@@ -107,13 +107,40 @@ class SequenceLevelRouter:
         return self.choice.joined(self.choice.routed(self.router(_window(states, mask).mean())))
 
 
+class SequenceRollingRouter:
+    """Routes a row on the mean, over its tokens, of the mean of the window that ends with each.
+
+    That gives more weight to a row's first tokens than `SequenceLevelRouter`, and less to its last.
+    """
+
+    def __init__(self, router: nn.Linear, choice: Choice, window_size: int = 128) -> None:
+        _check(router, choice, window_size)
+        self.router, self.choice, self.window_size = router, choice, window_size
+
+    def route(self, states: Tensor, mask: Tensor | None = None) -> Selection:
+        """Chapters of every row from hidden states [batch, time, width]; `mask` tells tokens."""
+        tokens = _window(states, mask).last(states.shape[1])  # a row's tokens, one after another
+        weights = self._weights(tokens.mask).to(states.dtype)
+        pooled = (tokens.states * weights.unsqueeze(-1)).sum(1)
+        return self.choice.joined(self.choice.routed(self.router(pooled)))
+
+    def _weights(self, mask: Tensor) -> Tensor:
+        """How much each token counts [batch, time]; the weights of a row sum to 1.
+
+        A token is in the windows that end with it and with the next `window_size` - 1 tokens.
+        """
+        length = mask.shape[1]
+        shares = mask.double() / mask.cumsum(1).clamp(1, self.window_size)  # in the window's mean
+        sums = torch.nn.functional.pad(shares.cumsum(1), (1, 0))
+        ends = (torch.arange(length, device=mask.device) + self.window_size).clamp(max=length)
+        return (sums[:, ends] - sums[:, :-1]) * mask / mask.sum(1, keepdim=True).clamp(min=1)
+
+
 class RollingWindowRouter:
     """Routes a row on the mean of its last `window_size` tokens, of earlier calls too."""
 
     def __init__(self, router: nn.Linear, choice: Choice, window_size: int = 128) -> None:
-        _check(router, choice)
-        if window_size < 1:
-            raise SpecError(f"memory.routing_window_size must be above 0, got {window_size}")
+        _check(router, choice, window_size)
         self.router, self.choice, self.window_size = router, choice, window_size
         self.cache: Window | None = None
 
@@ -170,19 +197,27 @@ class HybridRouter:
         self.generating = False
 
 
-Router = SequenceLevelRouter | RollingWindowRouter | TokenLevelRouter | HybridRouter
+Router = (
+    SequenceLevelRouter
+    | SequenceRollingRouter
+    | RollingWindowRouter
+    | TokenLevelRouter
+    | HybridRouter
+)
 
 
 def create_inference_router(
     router: nn.Linear, strategy: str, choice: Choice, window_size: int = 128
 ) -> Router:
-    """The router of a strategy: sequence, rolling, token or hybrid.
+    """The router of a strategy: sequence, sequence-rolling, rolling, token or hybrid.
 
     Raises:
         SpecError: another strategy, more chapters than there are, or no window.
     """
     if strategy == "sequence":
         return SequenceLevelRouter(router, choice)
+    if strategy in ("sequence-rolling", "sequence_rolling"):
+        return SequenceRollingRouter(router, choice, window_size)
     if strategy == "rolling":
         return RollingWindowRouter(router, choice, window_size)
     if strategy == "token":
@@ -192,10 +227,12 @@ def create_inference_router(
     raise SpecError(f"model.routing must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
 
 
-def _check(router: nn.Linear, choice: Choice) -> None:
+def _check(router: nn.Linear, choice: Choice, window_size: int = 1) -> None:
     routed = router.out_features - choice.shared
     if not 0 < choice.top_k <= routed:
         raise SpecError(f"memory.top_k_chapters must be from 1 to {routed}, got {choice.top_k}")
+    if window_size < 1:
+        raise SpecError(f"memory.routing_window_size must be above 0, got {window_size}")
 
 
 def _window(states: Tensor, mask: Tensor | None) -> Window:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pipeline.spec import SpecError
 
-Strategy = Literal["sequence", "rolling", "token", "hybrid"]
-STRATEGIES = ("sequence", "rolling", "token", "hybrid")
+STRATEGIES = ("sequence", "sequence-rolling", "rolling", "token", "hybrid")
 _PLACEMENTS = ("all", "first_k", "last_k", "every_n", "custom", "none")
 _SHARING = ("shared", "per_layer", "every_k_layers")
 # Keys of training, of kernels and of adapters that change nothing once the weights are loaded.
@@ -93,6 +92,9 @@ class MemorySettings:
         for name in ("memory_layer_indices", "lora_targets"):
             if values.get(name) is not None:
                 values[name] = tuple(values[name])
+        routing = values.get("routing_strategy_inference")
+        if isinstance(routing, str):
+            values["routing_strategy_inference"] = routing.replace("_", "-")
         return cls(**(values | backbone))
 
     def __post_init__(self) -> None:
@@ -191,6 +193,11 @@ class MemorySettings:
             return dict.fromkeys(layers, 0)
         size = 1 if self.memory_sharing == "per_layer" else self.memory_sharing_k
         return {layer: number // size for number, layer in enumerate(layers)}
+
+    @property
+    def keeps_windows(self) -> bool:
+        """Whether routing a token takes the hidden states of those before it."""
+        return self.routing_strategy_inference in ("rolling", "hybrid")
 
     @property
     def routes_by_context(self) -> bool:

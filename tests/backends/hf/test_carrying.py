@@ -26,7 +26,7 @@ def folder_of(place: Path, strategy: str, adapter: bool = True) -> Path:
 
 @pytest.mark.parametrize(
     ("strategy", "adapter"),
-    [("rolling", True), ("hybrid", False), ("sequence", True)],
+    [("rolling", True), ("hybrid", False), ("sequence-rolling", True)],
 )
 def test_rows_are_what_generate_makes_of_each_alone_whatever_joins_and_leaves(
     tmp_path: Path, strategy: str, adapter: bool

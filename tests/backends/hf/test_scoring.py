@@ -18,6 +18,7 @@ from components.models.architectures.byte_tokenizer import byte_tokenizer
 from pipeline.protocols import ForcedTokens, Generation, TokenScores
 from pipeline.spec import SpecError
 from tests.backends.hf.test_architectures import memory_adapter
+from tests.fakes.configs import ROOT
 from tests.fakes.hf_requests import backend, prompt, request
 from tests.fakes.tiny_models import tiny
 
@@ -33,6 +34,8 @@ def folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
         place = tmp_path_factory.mktemp(kind)
         if kind.startswith("memory"):
             return Path(memory_adapter(place, kind.removeprefix("memory_")))
+        if kind == "mini_llm":
+            return ROOT / "examples/models/mini_llm_tiny"
         if kind == "bdh":
             torch.manual_seed(0)
             model = BdhForCausalLM(BdhConfig(n_layer=2, n_embd=32, initializer_range=0.3))
@@ -75,6 +78,7 @@ def close(scores: Sequence[TokenScores], drawn: Sequence[Generation]) -> None:
         ("mistral", "auto", CachedCalls),
         ("bdh", "slots", CachedCalls),
         ("bdh", "generate", CachedCalls),
+        ("mini_llm", "auto", PackedRows),
         ("memory_token", "auto", PackedRows),
         ("memory_sequence", "auto", ForcedSteps),
         ("memory_rolling", "auto", ForcedSteps),
@@ -84,7 +88,8 @@ def close(scores: Sequence[TokenScores], drawn: Sequence[Generation]) -> None:
 def test_scores_are_what_the_decoder_measured_whatever_the_company(
     kind: str, decoder: str, reader: type, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vocabulary = 49152 if kind in ("llama", "mixtral", "mistral") else 256
+    vocabulary = {"mini_llm": 2048, "bdh": 256}.get(kind, 49152)
+    vocabulary = 256 if kind.startswith("memory") else vocabulary
     monkeypatch.setattr(scoring, "_LOGITS", 5 * vocabulary)  # so that every row is cut
     way: list[Any] = []
     made = backend(folder(kind), decoder=decoder)
