@@ -35,8 +35,8 @@ demo: $(STAMP)  ## a minute or two: 20 questions x 2 samples on the embedded mod
 test: check  ## check, then run every test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow"
 
-test-soak: $(STAMP)  ## minutes: twenty thousand rows through the decoder, whose memory must not grow
-	$(BIN)/python -m pytest -m slow tests/backends/hf/test_decoder_memory.py
+test-soak: $(STAMP)  ## minutes: twenty thousand rows through the decoder, and a long chat: memory must not grow
+	$(BIN)/python -m pytest -m slow tests/backends/hf/test_decoder_memory.py tests/talk
 
 # benchmarks/decoder.py --help has other shapes, workloads and vLLM.
 bench: $(STAMP)  ## minutes: the decoder against Transformers' own ways, on this machine's GPU or processor

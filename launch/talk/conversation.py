@@ -109,11 +109,12 @@ class Conversation:
 
     def _keep(self, answer: Answer) -> Answer:
         self.last = answer
+        turn = tuple(_kept(piece) for piece in answer.turn)
         if self.session.completion:
-            self.text = (*answer.prompt.prefill, *answer.turn)
+            self.text = (*answer.prompt.prefill, *turn)
         else:
-            turns = [turn for turn in answer.prompt.messages if turn.role != "system"]
-            self.messages = [*turns, Message("assistant", answer.turn)]
+            turns = [each for each in answer.prompt.messages if each.role != "system"]
+            self.messages = [*turns, Message("assistant", turn)]
         return answer
 
     def _answer(self, prompt: Prompt, cue: Cue | None, show: Show) -> Answer:
@@ -131,6 +132,11 @@ class Conversation:
             if not whole:
                 return Answer(prompt, phases, tuple(generations), cue, interrupted=True)
         return Answer(prompt, phases, tuple(generations), cue)
+
+
+def _kept(piece: Piece) -> Piece:
+    """A piece without the ids of its prompt: every turn would keep all those before it."""
+    return piece if isinstance(piece, str) else replace(piece, prompt_ids=None)
 
 
 def _shown(stream: Stream, before: str, phase: str, show: Show) -> tuple[Generation, bool]:
