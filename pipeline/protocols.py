@@ -352,8 +352,11 @@ class Backend(Protocol):
     def expect(self, sampling: Sampling) -> None:
         """Told, before entering, how requests will be sampled; of every point that shares the load.
 
+        A chat also tells it of settings that change while it is entered.
+
         Raises:
-            SpecError: what `capabilities` cannot say in general, such as a regex that is none.
+            SpecError: what `capabilities` cannot say in general, such as a regex that is none, or
+                what would have to be known before loading.
         """
         return
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,18 @@ class Chat:
     def line(self, line: str) -> None:
         """Carry out one line; what is wrong with it is said. Raises Quit at the end."""
         try:
-            if self._commands.is_command(line):
-                self._commands.run(line)
-            elif line.strip():
-                self._ended(self._conversation.ask(line, self._screen.piece))
+            with unechoed():
+                self._carry_out(line)
         except KeyboardInterrupt:
             self._screen.say("[stopped]", "dim")
         except (SpecError, RequestFailedError) as error:
             self._screen.say(f"error: {error}", "red")
+
+    def _carry_out(self, line: str) -> None:
+        if self._commands.is_command(line):
+            self._commands.run(line)
+        elif line.strip():
+            self._ended(self._conversation.ask(line, self._screen.piece))
 
     def _ended(self, answer: Answer) -> None:
         self._screen.ending(answer, self._commands.entropy)
@@ -80,6 +85,23 @@ def _converse(chat: Chat, lines: Iterator[str], first: str | None) -> None:
             chat.line(line)
     except Quit:
         return
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """What is typed meanwhile is not mixed into the answer; the next prompt shows it."""
+    if not sys.stdin.isatty() or sys.platform == "win32":
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def piped_lines() -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pipeline.protocols import Backend, Generation, Group, Message, Phase, Prompt, Request
-from pipeline.run.point import refuse_what_it_cannot
+from pipeline.run.point import prompt_text, refuse_what_it_cannot
 from pipeline.run.seeds import row_seed
 from pipeline.spec import RunSpec, Sampling, SpecError, require
 
@@ -218,7 +218,7 @@ class Session:
             stop=phase.stop,
             cap=phase.cap,
             sampling=sampling or self.sampling,
-            seed=row_seed(self.seed, repr(prompt), sample, None, PHASE),
+            seed=row_seed(self.seed, repr(prompt_text(prompt)), sample, None, PHASE),
             trace_id=number,
             group=Group(f"{number}/{PHASE}", 0, 1),
             on_token=on_part and (lambda text: on_part(Part(text))),

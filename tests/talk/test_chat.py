@@ -102,8 +102,10 @@ def test_a_chat_in_a_terminal_is_typed_and_read_back(terminal: Terminal) -> None
     terminal.type("/top_p 3")
     terminal.read_until("sampling.top_p must lie in (0, 1], got 3.0")
     terminal.type("/max_tokens 3000")
-    terminal.type("longwordthatlasts")
-    time.sleep(1)
+    terminal.type("go on")  # echo says 95 times "one", which takes more than a minute
+    terminal.read_until("> go on\none")  # as it comes
+    terminal("send-keys", "-t", "talk", "-l", "/meanwhile")
+    assert "meanwhile" not in terminal.read_until("> go on\none one one")
     terminal("send-keys", "-t", "talk", "C-c")
     terminal.read_until("stopped")
     terminal.type("/settings")

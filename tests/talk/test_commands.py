@@ -115,6 +115,18 @@ def test_what_the_backend_does_not_take_is_refused(commands: Commands, talk: Con
     assert talk.session.sampling == before
 
 
+def test_what_would_need_another_decoder_is_refused_where_it_is_set() -> None:
+    line = ("quantization=fp32", "sampling=greedy", "sampling.max_new_tokens=3")
+    rule = "num_beams must be set before the model is loaded"
+    with api.load("bdh_tiny", *line) as session:
+        talk = Conversation(session, CUE)
+        commands = Commands(talk, unseen_line, lambda: None, lambda cue: None)
+        with pytest.raises(SpecError, match=rule):
+            commands.run("/set num_beams 2")
+        commands.run("/set typical_p 0.9")
+        assert talk.ask("Once", unseen).generations[0].count == 3
+
+
 def test_saved_settings_are_a_sampling_option(
     commands: Commands, talk: Conversation, tmp_path: Path
 ) -> None:
@@ -155,6 +167,20 @@ def test_retry_replaces_the_last_answer_by_another(talk: Conversation) -> None:
     talk.ask(" ".join(map(str, range(50))), unseen)
     texts = {talk.retry(unseen).text for _ in range(4)}
     assert len(texts) > 1 and len(talk.messages) == 2
+
+
+def test_the_same_conversation_gives_the_same_text_however_long_it_took() -> None:
+    line = ("quantization=fp32", "sampling.temperature=1.2", "sampling.max_new_tokens=8")
+    with api.load("bdh_tiny", *line) as session:
+        first, again = Conversation(session, CUE), Conversation(session, CUE)
+        turns = [[talk.ask(text, unseen) for text in ("Once", "Twice")] for talk in (first, again)]
+        first.reset()
+        third = [first.ask(text, unseen).text for text in ("Once", "Twice")]
+    texts, seconds = (
+        [[read(answer) for answer in answers] for answers in turns]
+        for read in (lambda a: a.text, lambda a: a.generations[0].seconds)
+    )
+    assert texts[0] == texts[1] == third and seconds[0] != seconds[1]
 
 
 def test_a_cue_asks_as_pass_2_of_a_run_does(talk: Conversation) -> None:

@@ -30,7 +30,7 @@ from components.backends.hf.model_facts import (
 from components.backends.hf.phase_times import PhaseTimes
 from components.backends.hf.processor import has_bfloat16
 from components.backends.hf.rowwise import FIXED_ORDER
-from components.backends.hf.sampling_plan import SamplingPlan
+from components.backends.hf.sampling_plan import SamplingPlan, refuse_another_decoder
 from components.backends.hf.scoring import Scorer
 from components.backends.hf.slots.build import Options, scheduler_factory, slots_for
 from components.backends.hf.slots.engine import Engine
@@ -217,8 +217,10 @@ class HfBackend(Backend):
         """As `SamplingPlan.expect`: the decoder is chosen for all that it is told.
 
         Raises:
-            SpecError: it cannot sample so.
+            SpecError: it cannot sample so, or not with the decoder that has been loaded.
         """
+        if self._queue is not None:
+            refuse_another_decoder(sampling, self.steps)
         beams = sampling.num_beams
         alone = self._spread is None or beams == 1
         require(alone, "sampling.num_beams", "be 1 on several ranks", beams)

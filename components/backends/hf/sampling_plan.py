@@ -55,16 +55,25 @@ class SamplingPlan:
         Raises:
             SpecError: the decoder was chosen for another sampling, or cannot follow this one.
         """
-        keys, searching = changing(sampling), sampling.num_beams > 1
-        rule = "be set before the model is loaded, as it takes another decoder"
-        require(not searching or steps is None, "sampling.num_beams", rule, sampling.num_beams)
+        refuse_another_decoder(sampling, steps)
         refuse_ids_beyond(sampling, vocabulary)
-        if not keys or searching:  # a search makes its processors itself
+        if not changing(sampling) or sampling.num_beams > 1:  # a search makes its own processors
             return None
-        able = steps is None or steps.changes_logits
-        require(able, f"sampling.{keys[0]}", rule, getattr(sampling, keys[0]))
         grammar = None
         if sampling.regex is not None or sampling.json_schema is not None:
             self._grammars = self._grammars or Grammars(encoder.tokenizer, limits.end_ids)
             grammar = self._grammars.of(sampling)
         return RowStrategy(sampling, prompt_length, limits.end_ids, grammar)
+
+
+def refuse_another_decoder(sampling: Sampling, steps: Steps | None) -> None:
+    """Refuse what the decoder that was chosen when the model was loaded cannot do.
+
+    `steps` is as of `SamplingPlan.strategy`.
+    """
+    keys, searching = changing(sampling), sampling.num_beams > 1
+    rule = "be set before the model is loaded, as it takes another decoder"
+    require(not searching or steps is None, "sampling.num_beams", rule, sampling.num_beams)
+    if keys and not searching:
+        able = steps is None or steps.changes_logits
+        require(able, f"sampling.{keys[0]}", rule, getattr(sampling, keys[0]))
