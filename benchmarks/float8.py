@@ -65,7 +65,7 @@ def logits(model: Any, ids: Sequence[int], frame: ProbeFrame) -> Tensor:
     tokens = torch.tensor([ids], device="cuda")
     places = torch.arange(len(ids), device="cuda")[None]
     with using_frame(frame):
-        found = model(input_ids=tokens, position_ids=places, use_cache=False).logits[0]
+        found: Tensor = model(input_ids=tokens, position_ids=places, use_cache=False).logits[0]
     return found.cpu()
 
 

@@ -17,7 +17,7 @@ def run(*command: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env=environment
+        command, capture_output=True, text=True, check=False, timeout=400, env=environment
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

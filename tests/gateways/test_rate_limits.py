@@ -25,13 +25,13 @@ class Bucket:
         self.left, self.size, self.rate = float(size), size, rate
         self.header, self.value = header, value
         self.num_refused = 0
-        self._at = time.monotonic()
+        self._at: float | None = None  # it fills from the first request on
         self._lock = threading.Lock()
 
     def __call__(self, seen: Seen) -> Reply:
         with self._lock:
             now = time.monotonic()
-            self.left = min(self.size, self.left + (now - self._at) * self.rate)
+            self.left = min(self.size, self.left + (now - (self._at or now)) * self.rate)
             self._at = now
             if self.left >= 1:
                 self.left -= 1
@@ -66,6 +66,7 @@ def test_more_rows_than_the_bucket_holds_are_all_answered(
     tmp_path: Path, header: str, value: str
 ) -> None:
     script = Bucket(20, 60.0, header, value)
+    script.left = 0.0  # so that a slow client meets a refusal too
     with Service(script) as service:
         made = backend(service.url, tmp_path, "backend.retry.retries=1", "backend.pace.start=64")
         found = ask(made, *(request(f"q{i}") for i in range(80)))
