@@ -13,6 +13,7 @@ from launch.fine_tuned.models import model_of
 from pipeline.spec import SpecError
 
 FORBIDDEN = "$#@&*!"  # in its run names
+FILES = (".jsonl", ".json", ".ndjson", ".csv", ".parquet", ".txt")
 HEADER = "# Imported by launch/import_toml.py from"
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", None: "none"}
 
@@ -146,7 +147,7 @@ def _quantization(where: Path, of: dict[str, Any]) -> tuple[str, dict[str, Any]]
 
 def _data(name: str) -> dict[str, Any]:
     """A file by its path; else a hub id, of which the inferencer reads the training split."""
-    if Path(name).expanduser().is_file():
+    if Path(name).expanduser().is_file() or Path(name).suffix in FILES or name[:1] in "./~":
         return {"path": name}
     return {"hub": name, "split": "train"}
 

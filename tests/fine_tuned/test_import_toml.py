@@ -122,6 +122,11 @@ def test_what_cannot_be_imported_is_named(
     assert said in str(caught.value)
 
 
+def test_a_file_that_is_not_there_is_no_hub_id(tmp_path: Path) -> None:
+    data = spec_of(toml(tmp_path, testing_data_id='"data/test.jsonl"')).task["data"]
+    assert data["path"] == "data/test.jsonl" and data["hub"] is None
+
+
 def test_steps_of_others_are_left_out_in_so_many_words(tmp_path: Path) -> None:
     both = STEPS | {"enable_finetuning": "true", "enable_evaluation": "true"}
     path = toml(tmp_path, section("pipeline", both))

@@ -45,6 +45,7 @@ class Engine:
         self._wake = threading.Event()
         self._submissions = Submissions(self._inbox.append, self._wake.set)
         self._closed = False
+        self._halved: list[dict[str, int]] = []  # what was kept each time that memory ran out
         self.scheduler = make(slots)
         self._thread = threading.Thread(target=self._run, name="decoder", daemon=True)
         self._thread.start()
@@ -56,7 +57,9 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """The decoder, its slots and counters, for the attempt record."""
-        return {"decoder": "slots", "slots": self.scheduler.slots, **self.scheduler.describe()}
+        halved = {"out_of_memory": self._halved} if self._halved else {}
+        about = {"decoder": "slots", "slots": self.scheduler.slots, **halved}
+        return about | self.scheduler.describe()
 
     async def submit(self, sequence: TokenSequence) -> Generation:
         """As `Submissions.submit`."""
@@ -166,7 +169,13 @@ class Engine:
                 "out of memory with a single slot: lower model.max_length or the caps in sampling"
             )
         if memory and slots:
-            _LOG.warning("out of memory with %d slots: going on with %d", slots * 2, slots)
+            tokens = sum(len(queued.sequence.token_ids) for queued in active)
+            self._halved.append({"rows": len(active), "tokens": tokens})
+            _LOG.warning(
+                "out of memory with %d slots, whose %d rows keep the %d tokens that they have: "
+                "going on with %d",
+                *(self.scheduler.slots, len(active), tokens, slots),
+            )
             waiting += active
         else:
             self._loop.call_soon_threadsafe(fail, active, error)
