@@ -317,3 +317,23 @@ def test_a_local_judge_is_held_to_the_form_and_a_row_that_it_cannot_read_costs_n
     scores = [row["answer_accuracy"] for row in lines_of(out)]
     assert all(score in (0, 0.5, 1) for score in scores[:2]) and scores[2] is None
     assert "1 of 3 rows have no judgement by answer_accuracy" in capsys.readouterr().out
+
+
+class Paid(Scripted):
+    """A judge whose service counts tokens and tells a price."""
+
+    async def generate(self, request: Request) -> Generation:
+        made = await super().generate(request)
+        usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+        made.backend_columns = {"usage": usage, "cost_usd": 0.25}
+        return made
+
+
+def test_without_prices_the_cost_is_what_the_service_said(
+    predictions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judged, "open_backend", lambda setup: Paid(ANSWERS))
+    line = [str(predictions), "--out", str(tmp_path / "out"), "--judge", "backend=echo"]
+    assert main([*line, "--metrics", "answer_accuracy"]) == 0
+    cost = {"input_tokens": 21, "output_tokens": 9, "usd": 0.75}
+    assert summary_of(tmp_path / "out")["details"]["cost"] == cost
