@@ -20,12 +20,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from components.models.architectures.bdh import BdhForCausalLM
-from components.models.architectures.memory_transformer import (
-    MemoryTransformerConfig,
-    MemoryTransformerForCausalLM,
-)
+from components.models.architectures.memory_transformer import MemoryTransformerForCausalLM
 from components.models.architectures.outputs import CACHE, cache_of
 from components.models.converters import bdh, mini_llm
+from components.models.memory.config import MemoryTransformerConfig
 from components.models.memory.settings import STRATEGIES
 
 MODELS = Path(__file__).resolve().parent.parent / "examples" / "models"

@@ -8,10 +8,8 @@ import yaml
 from torch import Tensor
 from transformers import LlamaConfig, Qwen2Config
 
-from components.models.architectures.memory_transformer import (
-    MemoryTransformerConfig,
-    MemoryTransformerForCausalLM,
-)
+from components.models.architectures.memory_transformer import MemoryTransformerForCausalLM
+from components.models.memory.config import MemoryTransformerConfig
 
 SIZES = {
     "vocab_size": 61,

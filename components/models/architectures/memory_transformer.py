@@ -20,15 +20,22 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 from components.decoding.carrying_model import Carried
 from components.models.architectures.outputs import CACHE, output
 from components.models.memory.attention import MemoryAttention
 from components.models.memory.bank import bank_of
+from components.models.memory.config import MemoryTransformerConfig
+from components.models.memory.layers import (
+    ChapterRouter,
+    LayerFromScratch,
+    MemoryBlock,
+    MemoryCache,
+    decoder_layers,
+)
 from components.models.memory.routing import (
     Choice,
     RollingWindowRouter,
@@ -38,115 +45,6 @@ from components.models.memory.routing import (
     Window,
 )
 from components.models.memory.row_windows import RowWindows
-from components.models.memory.settings import MemorySettings
-from pipeline.spec import SpecError
-
-_MIRRORED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-)
-
-
-class MemoryTransformerConfig(PretrainedConfig):
-    """The backbone's own config, and the original's `memory` group.
-
-    `adapter` tells an adapter of a pretrained backbone from a model trained whole; `base` is what
-    its training called that backbone.
-    """
-
-    model_type = "memory_transformer"
-
-    def __init__(
-        self,
-        backbone: dict[str, Any] | None = None,
-        memory: dict[str, Any] | None = None,
-        adapter: bool = True,
-        base: str | None = None,
-        use_cache: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        self.backbone = backbone or {"model_type": "llama"}
-        self.memory = memory or {}
-        self.adapter = adapter
-        self.base = base
-        self.use_cache = use_cache
-        own = self.backbone_config
-        kwargs.setdefault("tie_word_embeddings", own.tie_word_embeddings)
-        for name in _MIRRORED:
-            if getattr(own, name, None) is not None:
-                kwargs.setdefault(name, getattr(own, name))
-        super().__init__(**kwargs)
-
-    @property
-    def backbone_config(self) -> PretrainedConfig:
-        """The config of the backbone, anew."""
-        values = dict(self.backbone)
-        return AutoConfig.for_model(values.pop("model_type"), **values)
-
-    def settings(self) -> MemorySettings:
-        """The `memory` group, checked. Raises SpecError for a key or a value that no model has."""
-        own = self.backbone_config
-        return MemorySettings.of(
-            self.memory,
-            hidden_size=own.hidden_size,
-            num_layers=own.num_hidden_layers,
-            num_heads=own.num_attention_heads,
-            num_kv_heads=getattr(own, "num_key_value_heads", None) or own.num_attention_heads,
-        )
-
-    def set_routing(self, strategy: str | None, window: int | None) -> None:
-        """Route by another strategy or window than the checkpoint says; None leaves it.
-
-        Raises:
-            SpecError: the model has no chapters, or there is no such strategy.
-        """
-        chosen = {"routing_strategy_inference": strategy, "routing_window_size": window}
-        chosen = {key: value for key, value in chosen.items() if value is not None}
-        if chosen and not self.settings().use_chapters:
-            raise SpecError("model.routing must be null: the model has no chapters to route to")
-        self.memory = {**self.memory, **chosen}
-        self.settings()
-
-
-class MemoryCache(DynamicCache):
-    """Keys and values of the backbone, and the window that each layer's router has seen."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__(config=config)
-        self.windows: dict[int, Window] = {}
-
-    def reset(self) -> None:
-        """Forget every token."""
-        super().reset()
-        self.windows.clear()
-
-    def reorder_cache(self, beam_idx: Any) -> None:
-        """Keep the rows that `beam_idx` names, in its order."""
-        super().reorder_cache(beam_idx)
-        self._keep(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows."""
-        super().batch_select_indices(indices)
-        self._keep(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row."""
-        super().batch_repeat_interleave(repeats)
-        for layer, window in self.windows.items():
-            rows = torch.arange(len(window.mask), device=window.mask.device)
-            self.windows[layer] = window.rows(rows.repeat_interleave(repeats))
-
-    def _keep(self, indices: Tensor) -> None:
-        self.windows = {layer: window.rows(indices) for layer, window in self.windows.items()}
 
 
 class Call(NamedTuple):
@@ -156,43 +54,6 @@ class Call(NamedTuple):
     windows: dict[int, Window] | RowWindows | None = None  # None: nothing is kept
     prefill: bool = True  # nothing has been cached yet
     rows: int | None = None  # as many rows lie one after another in a batch of 1
-
-
-class ChapterRouter(nn.Module):
-    """The trained linear layer that scores chapters."""
-
-    def __init__(self, settings: MemorySettings) -> None:
-        super().__init__()
-        self.router = nn.Linear(settings.hidden_size, settings.num_chapters)
-
-
-class MemoryBlock(nn.Module):
-    """What one layer adds to read memory."""
-
-    def __init__(self, settings: MemorySettings, backbone: PretrainedConfig, second: bool) -> None:
-        super().__init__()
-        self.memory_layernorm = nn.RMSNorm(settings.hidden_size, eps=1e-6)
-        self.memory_attn = MemoryAttention(settings)
-        if second:
-            self.post_memory_layernorm = nn.RMSNorm(settings.hidden_size, eps=1e-6)
-            self.post_memory_mlp = LlamaMLP(backbone)
-
-
-class LayerFromScratch(LlamaDecoderLayer):
-    """A decoder layer that reads memory between self-attention and MLP, or after the MLP."""
-
-    read: Any = None  # hidden states, the layer's input -> hidden states
-    after_mlp = False
-
-    def forward(self, hidden_states: Tensor, **arguments: Any) -> Tensor:
-        """The layer's output [batch, time, width]."""
-        given = hidden_states
-        attended, _ = self.self_attn(hidden_states=self.input_layernorm(given), **arguments)
-        hidden = given + attended
-        if not self.after_mlp:
-            hidden = self.read(hidden, given)
-        hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return self.read(hidden, given) if self.after_mlp else hidden
 
 
 class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
@@ -415,23 +276,6 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         if self.settings.shared_routed_norm_type == "rms":
             return F.rms_norm(tokens, shape, eps=eps)
         return F.layer_norm(tokens, shape, eps=eps)
-
-
-def decoder_layers(backbone: nn.Module) -> nn.ModuleList:
-    """The decoder layers of a causal model: its only list of as many modules as it has layers.
-
-    Raises:
-        SpecError: there is none, or there are several.
-    """
-    config: Any = backbone.config
-    count = config.num_hidden_layers
-    lists = [m for m in backbone.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    if len(lists) != 1:
-        raise SpecError(
-            f"the backbone {type(backbone).__name__} must have one list of {count} layers that "
-            f"memory can be added to, and has {len(lists)}"
-        )
-    return lists[0]
 
 
 def _after(read: Any, layer: nn.Module, given: Any, result: Any) -> Any:

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from components.models.architectures.memory_transformer import (
-    MemoryTransformerConfig,
-    MemoryTransformerForCausalLM,
-)
+from components.models.architectures.memory_transformer import MemoryTransformerForCausalLM
 from components.models.checkpoint import prepare, resolve
 from components.models.converters.state_dicts import demand, read_safetensors
 from components.models.hashes import tokenizer_folder
 from components.models.loading import load_model, quietly
+from components.models.memory.config import MemoryTransformerConfig
 from components.models.tensors import tensors_hash
 from components.models.weight_files import read_json
 from components.quantization.precision import Precision

@@ -20,10 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from components.models.architectures.memory_transformer import (
-    MemoryTransformerConfig,
-    MemoryTransformerForCausalLM,
-)
+from components.models.architectures.memory_transformer import MemoryTransformerForCausalLM
 from components.models.converters.state_dicts import (
     demand,
     read_pickle,
@@ -31,6 +28,7 @@ from components.models.converters.state_dicts import (
     unwrapped,
 )
 from components.models.hashes import tokenizer_folder
+from components.models.memory.config import MemoryTransformerConfig
 from components.models.memory.settings import MemorySettings
 from pipeline.spec import SpecError
 
