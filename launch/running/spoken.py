@@ -12,7 +12,7 @@ from launch.running.text_output import rows_in_order
 from launch.talk.reasoning import Parted
 from launch.talk.screen import Screen
 from pipeline.protocols import Backend
-from pipeline.run.point import Point
+from pipeline.run.point import Point, labelled
 from pipeline.run.session import Session
 from pipeline.store.files import Row
 from pipeline.store.pass_names import stored_passes
@@ -37,6 +37,7 @@ class Spoken:
         """Listen, in a terminal, to the only trace there is."""
         if sys.stdout.isatty() and self._point.spec.sampling.num_samples == 1:
             prompt = self._point.task.prompt(self._point.examples[0])
+            self._label()
             self._parted = Parted(self._screen.piece, self._backend.preview(prompt))
             sessions[0].listener = self._hear
 
@@ -50,8 +51,15 @@ class Spoken:
         if self._parted is not None:
             self._parted.end()
         self._screen.end_line()
+        if not self._heard:
+            self._label()
         for row in rows_in_order(self._point):
             self._row(row)
+
+    def _label(self) -> None:
+        """Of a sweep, what tells this point from the others."""
+        if self._point.swept:
+            self._say(f"[{labelled('', self._point.swept).strip()}]", "dim")
 
     def _row(self, row: Row) -> None:
         if self._point.spec.sampling.num_samples > 1:

@@ -1,12 +1,14 @@
 """`run.text_output` and `task.prompt`: answers as plain text, in a file or where they are read."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launch import api
 from launch.config.command_line import arguments
+from launch.running.here import run_ready
 from launch.running.text_output import refuse_one_file_for_several
 from launch.talk.screen import Screen
 from pipeline.spec import SpecError
@@ -94,6 +96,19 @@ def test_without_a_terminal_the_answer_alone_is_printed(
         expected += f"[sample {row['sample_idx']}]\n{row['pass1']['output']}\n"
         expected += f"[after wait]\n{row['pass2']['output']}\n"
     assert capsys.readouterr().out == expected
+
+
+def test_answers_of_a_sweep_say_which_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*ECHO, "task.prompt=Why?", f"run.root={tmp_path}"]
+    for seed in ("1", "2"):
+        setup = api.compose(*arguments([*line, f"run.seed={seed}"]))
+        backend = api.open_backend(setup)
+        point = replace(api.point_of(setup, backend), swept={"run.seed": seed})
+        run_ready([point], backend, [setup.config_text])
+    said = capsys.readouterr().out.splitlines()
+    assert said[::2] == ["[run.seed=1]", "[run.seed=2]"] and len(said) == 4
 
 
 def test_a_terminal_shows_the_answer_while_it_is_made(
