@@ -10,7 +10,7 @@ import gc
 import importlib.metadata
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -39,6 +39,7 @@ from components.backends.hf.slots.kv_cache import LayerShape
 from components.backends.hf.slots.scheduler import Scheduler
 from components.backends.hf.spread import Spread
 from components.backends.hf.spreading import (
+    most_of_places,
     refuse_beside_spreading,
     refuse_uncut,
     spread_report,
@@ -116,6 +117,7 @@ class HfBackend(Backend):
         assistant_model: str | None = None,
         device_map: str | None = None,
         tp_plan: str | None = None,
+        max_memory: Mapping[Any, Any] | None = None,
     ) -> None:
         """Check the arguments; nothing is loaded.
 
@@ -138,6 +140,8 @@ class HfBackend(Backend):
             device_map: auto, balanced, balanced_low_0 or sequential: layers go to all devices of
                 this process, one after another, and what does not fit to the processor's memory.
             tp_plan: auto: each of several ranks holds a part of every layer (tensor parallel).
+            max_memory: the most of each place that `device_map` fills, `{0: 20GiB, cpu: 64GiB}`;
+                what is left goes to disk.
         """
         require(batch_size >= 1, "backend.batch_size", "be 1 or more", batch_size)
         require(decoder in DECODERS, "backend.decoder", f"be one of {DECODERS}", decoder)
@@ -151,6 +155,7 @@ class HfBackend(Backend):
         )
         self._device = device_of(device)
         self._device_map = device_map
+        self._most = most_of_places(device_map, max_memory)
         self._spread: Spread | None = None
         if device_map is not None or tp_plan is not None:
             refuse_beside_spreading(device_map, tp_plan, device, decoder, slots)
@@ -507,6 +512,9 @@ class HfBackend(Backend):
         placement = self._placement()
         given = self._ready(), self._spec, self._quantization, self._device
         model = load_model(*given, placement)
+        rule = "leave room for the embedding, the first part of the model"
+        there = not self._most or model.device.type != "meta"
+        require(there, "backend.max_memory", rule, self._most.get("max_memory"))
         if self._spread is not None and not self._spread.split:
             refuse_uncut(model)
         plain = stored_quantization(model.config) is None
@@ -523,7 +531,8 @@ class HfBackend(Backend):
             SpecError: there is one rank only.
         """
         if self._device_map is not None:
-            return {"device_map": self._device_map}
+            disk = str(self._cache / "offload")
+            return {"device_map": self._device_map, "offload_folder": disk, **self._most}
         if self._spread is None:
             return None
         folder = local_folder(self._ready().weights)

@@ -32,6 +32,32 @@ def refuse_beside_spreading(
     require(slots is None, "backend.slots", rule, slots)
 
 
+def most_of_places(
+    device_map: str | None, max_memory: Mapping[Any, Any] | None
+) -> dict[str, dict[int | str, Any]]:
+    """The argument `max_memory` of `from_pretrained`; none where `backend.max_memory` is null.
+
+    Args:
+        device_map: `backend.device_map`, without which nothing is spread.
+        max_memory: bytes, or text such as 20GiB, by the number of a GPU or `cpu`.
+
+    Raises:
+        SpecError: a place or a size that there is not.
+    """
+    if max_memory is None:
+        return {}
+    rule = "be null without backend.device_map: nothing is spread"
+    require(device_map is not None, "backend.max_memory", rule, dict(max_memory))
+    most: dict[int | str, Any] = {}
+    for place, size in max_memory.items():
+        known = place == "cpu" or str(place).isdigit()
+        require(known, "backend.max_memory", "name GPUs by number, and cpu", place)
+        fits = isinstance(size, str) or (isinstance(size, int) and size > 0)
+        require(fits, f"backend.max_memory.{place}", "be bytes, or text such as 20GiB", size)
+        most[int(place) if str(place).isdigit() else "cpu"] = size
+    return {"max_memory": most}
+
+
 def spread_report(model: PreTrainedModel) -> dict[str, Any]:
     """Bytes of the weights on all ranks together, and of this rank's part, by type."""
     weights: list[Any] = list(model.parameters())

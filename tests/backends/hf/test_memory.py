@@ -1,14 +1,18 @@
 """Memory that runs out, memory that is spread, and what a run says of it, all taken for real."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launch import api
+from pipeline.protocols import Generation
+from pipeline.spec import SpecError
 from pipeline.store.environment import peak_memory_bytes
 from tests.fakes.configs import ROOT
 from tests.fakes.hf_requests import answers, backend, request
@@ -127,3 +131,35 @@ def test_phases_are_timed_by_both_decoders(tiny_llama: Maker, decoder: str) -> N
     made = backend(tiny_llama(), decoder=decoder)
     answers(made, [request(number) for number in range(3)])
     assert list(made.describe()["phases"]) == ["load", "prefill", "decode"]
+
+
+def test_layers_that_lie_on_disk_give_the_same_rows(tiny_llama: Maker, tmp_path: Path) -> None:
+    # Embedding, head and each layer take 12.6 MB.
+    folder = tiny_llama(tie_word_embeddings=False, num_hidden_layers=4, intermediate_size=16384)
+    asked = [request(number) for number in range(4)]
+    spread = {"device_map": "auto", "cache_dir": str(tmp_path / "cache")}
+    places: list[list[str]] = []
+
+    async def ask_spread() -> list[Generation]:
+        async with backend(folder, **spread, max_memory={"cpu": "45MB"}) as made:
+            places.append(made.describe()["device_map"])
+            return await asyncio.gather(*(made.generate(each) for each in asked))
+
+    apart, whole = asyncio.run(ask_spread()), answers(backend(folder), asked)
+    assert places == [["cpu", "disk"]]
+    assert [one.token_ids for one in apart] == [one.token_ids for one in whole]
+    with pytest.raises(SpecError, match=r"backend\.max_memory must leave room for the embedding"):
+        answers(backend(folder, **spread, max_memory={"cpu": "9MB"}), asked)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_memory": {"cpu": "1GB"}}, "backend.max_memory must be null without"),
+        ({"device_map": "auto", "max_memory": {"tpu": 1}}, "must name GPUs by number, and cpu"),
+        ({"device_map": "auto", "max_memory": {0: -1}}, "max_memory.0 must be bytes, or text"),
+    ],
+)
+def test_what_bounds_no_place_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said.replace(".", r"\.")):
+        backend(Path("nowhere"), **fields)
