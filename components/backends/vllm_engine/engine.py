@@ -15,7 +15,7 @@ from pipeline.protocols import BackendLostError
 from pipeline.spec import SpecError
 
 _LOG = logging.getLogger(__name__)
-_SHUTDOWN = 15.0  # seconds for the engine's processes to end by themselves
+_SHUTDOWN = 4.0  # seconds for the engine's processes to end by themselves
 _FETCHED = 512  # requests whose entropies are fetched in one call
 _PROCESSORS = {
     False: "components.backends.vllm_engine.first_runner_processor:EntropyProcessor",
@@ -33,6 +33,7 @@ class Engine:
         self._llm, self._log, self._lora = llm, log, lora
         self._keys = itertools.count(1)
         self._dropped: list[int] = []
+        self._is_told = False  # that the engine has died
         self._fetches = Together(self._fetch, _FETCHED)
 
     @property
@@ -132,6 +133,10 @@ class Engine:
         return [max(said, key=len) for said in of_keys]
 
     def _death(self, otherwise: str) -> str:
+        """The sentence of its end; what its processes logged goes into our log, once."""
+        if not self._is_told:
+            self._is_told = True
+            _tell(self._log)
         codes = _exit_codes(self._llm)
         ended = f" (exit codes of its processes: {codes})" if codes else ""
         return f"vLLM's engine has died: {self._log.error() or otherwise}{ended}"
@@ -173,10 +178,17 @@ def _started(
             config.model_config.logits_processors = [_PROCESSORS[second]]
         llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except Exception as error:
+        _tell(log)
         why = log.error() or " ".join(f"{type(error).__name__}: {error}".split())
         raise SpecError(f"vLLM does not start with model.path and backend.engine: {why}") from error
     lora = LoRARequest("adapter", 1, adapter) if adapter else None
     return Engine(llm, log, lora, second)
+
+
+def _tell(log: EngineLog) -> None:
+    """Put what vLLM's processes logged of an error into the run's log."""
+    if text := log.text():
+        _LOG.error("vLLM's processes logged:\n%s", text)
 
 
 def _is_second_runner(config: Any) -> bool:

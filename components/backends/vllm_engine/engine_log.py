@@ -12,10 +12,11 @@ _ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*")
 
 
 class EngineLog:
-    """Errors of vLLM go to standard error, and into a file that is read here.
+    """Errors of vLLM go into a file, which is told only if the engine dies.
 
-    $VLLM_LOGGING_LEVEL says what else goes to standard error. A logging configuration of the user's
-    own ($VLLM_LOGGING_CONFIG_PATH) is left alone.
+    Processes that Ctrl-C reaches too log tracebacks that mean nothing. With $VLLM_LOGGING_LEVEL
+    messages go to standard error as well. A logging configuration of the user's own
+    ($VLLM_LOGGING_CONFIG_PATH) is left alone.
     """
 
     def __init__(self) -> None:
@@ -28,11 +29,14 @@ class EngineLog:
             config.write_text(json.dumps(_configuration(self._file)), encoding="utf-8")
             os.environ[_PATH] = str(config)
 
+    def text(self) -> str:
+        """All that was logged so far."""
+        there = self._file.is_file()
+        return self._file.read_text(encoding="utf-8", errors="replace") if there else ""
+
     def error(self) -> str | None:
         """The line of the first exception that was logged, which is the cause of later ones."""
-        if not self._file.is_file():
-            return None
-        lines = self._file.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self.text().splitlines()
         return next((line.strip() for line in lines if _ERROR.match(line)), None)
 
     def close(self) -> None:
@@ -44,7 +48,8 @@ class EngineLog:
 
 def _configuration(errors: Path) -> dict[str, Any]:
     """As `logging.config.dictConfig` takes it."""
-    level = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+    asked = os.environ.get("VLLM_LOGGING_LEVEL")
+    level = asked or "ERROR"
     handler = {"formatter": "plain", "level": level}
     return {
         "version": 1,
@@ -60,5 +65,11 @@ def _configuration(errors: Path) -> dict[str, Any]:
                 "level": "ERROR",
             },
         },
-        "loggers": {"vllm": {"handlers": ["stderr", "errors"], "level": level, "propagate": False}},
+        "loggers": {
+            "vllm": {
+                "handlers": [*(["stderr"] if asked else []), "errors"],
+                "level": level,
+                "propagate": False,
+            }
+        },
     }
