@@ -118,12 +118,19 @@ def test_the_peak_is_that_of_the_operating_system_and_the_phases_add_up(
     assert sum(added) <= own and own - sum(added) < 8 << 20
 
 
-def test_a_small_process_does_not_report_the_peak_of_the_one_that_started_it() -> None:
-    own = "from pipeline.store.environment import peak_memory_bytes as peak; print(peak())"
-    held = bytearray(400 << 20)
-    held[::4096] = b"x" * len(held[::4096])
+def test_the_peak_of_a_process_is_its_own_and_grows_by_what_it_touches() -> None:
+    own = (
+        "from pipeline.store.environment import peak_memory_bytes as peak\n"
+        "before, held = peak(), bytearray(150 << 20)\n"
+        "held[::4096] = b'x' * len(held[::4096])\n"
+        "print(before, peak())"
+    )
+    mine = bytearray(400 << 20)  # which getrusage would let the process below inherit
+    mine[::4096] = b"x" * len(mine[::4096])
     ran = subprocess.run([sys.executable, "-c", own], cwd=ROOT, capture_output=True, check=True)
-    assert peak_memory_bytes() > 400 << 20 > 4 * int(ran.stdout)
+    before, after = map(int, ran.stdout.split())
+    assert peak_memory_bytes() > 400 << 20 > 4 * before
+    assert after - before == pytest.approx(150 << 20, rel=0.05)
 
 
 @pytest.mark.parametrize("decoder", ["generate", "slots"])
