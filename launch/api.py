@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launch.config.command_line import arguments, check_choices, check_names, error_sentence
 from launch.config.compose import build_backend, build_point, register_schema
 from launch.config.setup import RunSetup, setup_of
-from launch.config.words import CONF
+from launch.config.words import CONF, quoted
 from launch.running.here import ENDING, PointsOutcome, follow_rank_0, run_ready
 from launch.talk.session import Session, TalkSpec
 from pipeline.protocols import Backend
@@ -116,15 +116,10 @@ def load(model: str, *overrides: str) -> Session:
         SpecError: names the config key of what is wrong.
     """
     there = (CONF / "model" / f"{model}.yaml").exists()
-    chosen = [f"model={model}"] if there else ["model=local", f"model.path={quoted_path(model)}"]
+    chosen = [f"model={model}"] if there else ["model=local", f"model.path={quoted(model)}"]
     setup = compose(*chosen, *arguments(overrides), name="chat")
     assert isinstance(setup.spec, TalkSpec)
     return Session(setup.spec, open_backend(setup), setup.spec.mode == "completion")
-
-
-def quoted_path(path: str) -> str:
-    """A path as the value of an override, whatever characters it holds."""
-    return '"' + path.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def point_of(setup: RunSetup, backend: Backend) -> Point:

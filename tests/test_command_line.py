@@ -11,6 +11,7 @@ import pytest
 
 from launch.config.command_line import REFUSALS, arguments, ended, error_sentence
 from launch.config.compose import build, build_backend, to_spec
+from launch.config.words import quoted
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
 
@@ -247,3 +248,13 @@ def test_what_standard_output_cannot_show_is_printed_as_escapes(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(seen, encoding=encoding))
     assert ended(lambda: print("é half \ud83d")) == 0
     assert seen.getvalue().decode() in ("\\xe9 half \\ud83d\n", "é half \\ud83d\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["a b", r"C:\models\x", r"end\\", 'say "hi"', r"\"", "{a}: [b], c=$"]
+)
+def test_quoted_text_comes_through_the_command_line_as_it_is(text: str) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (parsed,) = OverridesParser.create().parse_overrides([f"key={quoted(text)}"])
+    assert parsed.value() == text

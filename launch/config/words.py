@@ -16,6 +16,15 @@ LAUNCHER = "hydra.launcher."
 SBATCH = f"{LAUNCHER}additional_parameters."  # options that Slurm has and the schema does not
 
 
+def quoted(text: str) -> str:
+    """Any text as the value of an override.
+
+    Hydra's grammar takes backslashes as they are, but for those before a quotation mark.
+    """
+    body = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', '\\"'), text)
+    return f'"{body}"'
+
+
 def options_of_groups(choices: Mapping[str, object], searched: Sequence[str]) -> str:
     """What `--help` lists: every group that a run chooses from, with its options, a line each.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from launch.config.words import quoted
 from launch.fine_tuned.config_file import FineTunerConfig
 from launch.fine_tuned.models import model_of
 from pipeline.spec import SpecError
@@ -173,10 +174,7 @@ def _literal(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    """A value as Hydra's command line takes it: backslashes are doubled before a quote alone."""
+    """A value as Hydra's command line takes it."""
     if isinstance(value, str):
-        body = re.sub(
-            r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value
-        )
-        return f'"{body}"'
+        return quoted(value)
     return "null" if value is None else json.dumps(value)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import api
+from launch.config.words import quoted
 from launch.fine_tuned.config_file import FineTunerConfig, read_config
 from launch.fine_tuned.custom_backend import CustomBackend
 from launch.fine_tuned.experiment_file import experiment_of
@@ -171,7 +172,7 @@ class Inferencer:
         path = Path(run.root) / run.name / f"data-{digest(rows)[:16]}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(row).encode() + b"\n" for row in rows))
-        data = ["task.data.hub=null", f"task.data.path={api.quoted_path(str(path.absolute()))}"]
+        data = ["task.data.hub=null", f"task.data.path={quoted(str(path.absolute()))}"]
         self._setup = api.compose(*_without(self._line, data), *data)
 
     def _results(self, point: Point) -> list[Row]:

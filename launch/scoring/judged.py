@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from launch.api import compose, open_backend, point_of, quoted_path
+from launch.api import compose, open_backend, point_of
 from launch.config.command_line import arguments
 from launch.config.setup import RunSetup
-from launch.config.words import CONF
+from launch.config.words import CONF, quoted
 from launch.running.here import run_ready
 from launch.scoring.predictions import Prediction, as_records
 from launch.scoring.scores import Column
@@ -93,10 +93,10 @@ def _setup(name: str, overrides: Sequence[str], out: Path) -> RunSetup:
     words = arguments(overrides)
     if not any(word.startswith("sampling=") for word in words):
         words = ["sampling=greedy", *words]
-    path = quoted_path(str(_input(name, out).absolute()))
+    path = quoted(str(_input(name, out).absolute()))
     return compose(
         *(f"task={FOLDER}/{name}", f"task.data.path={path}"),
-        *(f"run.root={quoted_path(str(out))}", "run.name=judges", *words),
+        *(f"run.root={quoted(str(out))}", "run.name=judges", *words),
     )
 
 
