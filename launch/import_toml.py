@@ -62,7 +62,7 @@ def imported(file: Path, given: Sequence[str]) -> None:
 
 def _refuse_another(out: Path) -> None:
     """Refuse to write over a file that no import made."""
-    if out.exists() and HEADER not in out.read_text(encoding="utf-8"):
+    if out.exists() and not (out.is_file() and HEADER.encode() in out.read_bytes()):
         raise SpecError(f"out must not name a file that no import wrote, got {out}: choose another")
 
 

@@ -30,6 +30,7 @@ from launch.quantizing.sheet import (
     write_bars,
     write_csv,
 )
+from pipeline.spec import require
 
 if TYPE_CHECKING:  # it imports Transformers, whose libraries launch.api keeps quiet
     from components.backends.hf.backend import HfBackend
@@ -81,7 +82,9 @@ def options_of(words: Sequence[str]) -> list[str]:
     """
     typed = [word.removeprefix(KEY) for word in words if word.startswith(KEY)]
     if typed:
-        return [name.strip() for name in typed[-1].strip("[]").split(",") if name.strip()]
+        names = [name.strip() for name in typed[-1].strip("[]").split(",") if name.strip()]
+        require(bool(names), "quantization", "name options, or be left out for all", typed[-1])
+        return names
     files = sorted((CONF / "quantization").glob("*.yaml"))
     return [path.stem for path in files if "_target_" in path.read_text(encoding="utf-8")]
 

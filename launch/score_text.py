@@ -15,6 +15,7 @@ what each metric may cost, and any YAML in conf/task/judge/ is a metric.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -147,8 +148,8 @@ def prices_of(given: argparse.Namespace) -> tuple[float, float] | None:
     """USD for a million input and output tokens, or None; SpecError where only one is there."""
     prices = (given.cost_per_million_input_tokens, given.cost_per_million_output_tokens)
     for price in prices:
-        rule = "be 0 or more, for input and output tokens or for neither"
-        fits = (price is None) == (None in prices) and (price is None or price >= 0)
+        rule = "be 0 or more and finite, for input and output tokens or for neither"
+        fits = (price is None) == (None in prices) and (price is None or 0 <= price < math.inf)
         require(fits, "--cost-per-million-...-tokens", rule, price)
     return None if None in prices else prices
 

@@ -222,6 +222,10 @@ def refused(line: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--metrics answer_relevancy --judge backend=echo", "name a model with --embedding"),
         ("--metrics exact_match --judge backend=echo", "--judge judges nothing"),
         ("--cost-per-million-input-tokens 1", "--cost-per-million-...-tokens must"),
+        (
+            "--cost-per-million-input-tokens inf --cost-per-million-output-tokens 1",
+            "be 0 or more and finite",
+        ),
         ("--columns answer=x", "--columns must be FIELD=NAME"),
         ("--columns response=said", "there is no column said .*--columns response=NAME"),
         ("--embedding ./nowhere", "there is no ./nowhere"),

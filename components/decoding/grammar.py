@@ -101,13 +101,16 @@ class Grammars:
         refuse_format(sampling)
         matcher = self._matcher(_written(sampling))
         key, value = _named(sampling)
-        require(not matcher.is_error(), str(key), f"be simpler ({matcher.get_error()})", value)
+        said = (matcher.get_error() or "no error").splitlines()[0]
+        require(not matcher.is_error(), str(key), f"be one that a text can match ({said})", value)
         return Grammar(matcher.deep_copy())
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
 
-        return LLMatcher(self._tokenizer, grammar)
+        matcher = LLMatcher(self._tokenizer, grammar)
+        matcher.compute_bitmask()  # a grammar that no text can begin becomes an error here
+        return matcher
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """A folder that appears under its name only when everything in it is written and on the disk."""
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -79,7 +80,7 @@ def _open_to_all(folder: Path) -> None:
 
 def _clear_abandoned(target: Path) -> None:
     """Remove what dead processes left of earlier exports to the same target."""
-    for beside in target.parent.glob(f"{_prefix(target)}*"):
+    for beside in target.parent.glob(f"{glob.escape(_prefix(target))}*"):
         lock = os.open(beside, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,6 +11,7 @@ from components.models.checkpoint import Checkpoint
 from components.models.source import Source, local_folder
 from components.models.weight_files import check_texts, read_json
 from pipeline.spec import ModelSpec, SpecError
+from pipeline.store.files import read_text
 
 
 def load_tokenizer(checkpoint: Checkpoint, model: ModelSpec) -> PreTrainedTokenizerBase:
@@ -26,7 +27,7 @@ def load_tokenizer(checkpoint: Checkpoint, model: ModelSpec) -> PreTrainedTokeni
     else:
         tokenizer = _read(checkpoint.tokenizer, model.trust_remote_code)
     if model.chat_template:
-        tokenizer.chat_template = Path(model.chat_template).expanduser().read_text("utf-8")
+        tokenizer.chat_template = read_text(Path(model.chat_template), "model.chat_template")
     return tokenizer
 
 

@@ -35,6 +35,7 @@ COMPLETION = ("-sc", "--shell-completion")
 KEYS = ("run", "backfill", "entropy", "mode", "out", "overwrite", "check", "hydra")
 # Keys of other libraries, and what to write in their place.
 ELSEWHERE = {
+    "task.texts": "task.prompt and task.texts are of task=prompts",
     "sampling.do_sample": "sampling=greedy draws nothing, any temperature above 0 draws",
     "sampling.num_return_sequences": "write sampling.num_samples",
     "sampling.n": "write sampling.num_samples",

@@ -13,7 +13,7 @@ from components.backends.hf.backend import HfBackend
 from components.quantization.quality import Compared, KeptLogits, windows
 from pipeline.protocols import Backend, ForcedTokens, Generation, Group, Prompt, Request
 from pipeline.spec import RunSpec, Sampling, SpecError, digest, require
-from pipeline.store.files import encode, read_lines, repair
+from pipeline.store.files import encode, read_lines, read_text, repair
 
 SAMPLE = Path(__file__).parents[2] / "components/quantization/sample.txt"
 ROWS = "checks.jsonl"
@@ -52,8 +52,7 @@ class Check:
     def read(self) -> str:
         """The text."""
         path = SAMPLE if self.text is None else Path(self.text)
-        require(path.is_file(), "check.text", "name a file of text", self.text)
-        return path.read_text(encoding="utf-8")
+        return read_text(path, "check.text")
 
 
 @dataclass(slots=True)
@@ -73,7 +72,8 @@ class Checks:
         self.path = folder / ROWS
         self.check, self.text, self.model = check, check.read(), model
         repair(self.path)
-        self.rows = {row["key"]: row for _, row in read_lines(self.path) if row and "key" in row}
+        kept = (row for _, row in read_lines(self.path) if row is not None)
+        self.rows = {row["key"]: row for row in kept if isinstance(row.get("key"), str)}
 
     def key(self, backend: HfBackend) -> str:
         """What makes a row what it is."""

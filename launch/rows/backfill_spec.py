@@ -8,6 +8,7 @@ from omegaconf import MISSING
 from pipeline.backfill.missing_passes import Selection, split_cues
 from pipeline.protocols import Cue
 from pipeline.spec import RunSpec, require
+from pipeline.store.files import read_text
 
 
 @dataclass(slots=True)
@@ -58,9 +59,7 @@ def cues_of(spec: BackfillSpec) -> tuple[Cue, ...]:
     given = spec.backfill
     phrase = given.phrase
     if given.phrase_file is not None:
-        there = Path(given.phrase_file).is_file()
-        require(there, "backfill.phrase_file", "name a file of cues", given.phrase_file)
-        phrase = Path(given.phrase_file).read_text(encoding="utf-8")
+        phrase = read_text(Path(given.phrase_file), "backfill.phrase_file")
     if phrase is not None:
         return split_cues(phrase)
     if spec.entropy and not spec.cue:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from launch.config.setup import RunSetup
 from pipeline.spec import SpecError
+from pipeline.store.files import read_text
 
 
 def lines_of(setup: RunSetup, overrides: Sequence[str]) -> list[list[str]] | None:
@@ -20,10 +21,8 @@ def lines_of(setup: RunSetup, overrides: Sequence[str]) -> list[list[str]] | Non
     if name is None:
         return None
     path = Path(name)
-    if not path.is_file():
-        raise SpecError(f"run.manifest must name a file, got {name!r}")
     kept = [o for o in overrides if not o.startswith("run.manifest=")]
-    text = path.read_text(encoding="utf-8").splitlines()
+    text = read_text(path, "run.manifest").splitlines()
     numbered = [(n, line.split("\t")) for n, line in enumerate(text, 1) if _counts(line)]
     keys: list[str] | None = None
     if numbered and not any("=" in cell for cell in numbered[0][1]):

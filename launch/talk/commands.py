@@ -14,6 +14,7 @@ from launch.talk.session import prompt_of
 from pipeline.protocols import Cue, Message, spelled
 from pipeline.run.point import refuse_what_it_cannot
 from pipeline.spec import Sampling, SpecError, require
+from pipeline.store.files import StoreError, write_atomically
 
 SETTINGS: dict[str, tuple[str, type[int] | type[float], str]] = {
     "/temp": ("temperature", float, "temperature; 0 takes the likeliest token"),
@@ -134,8 +135,7 @@ class Commands:
         session.sampling = sampling
 
     def _seed(self, value: str) -> None:
-        require(value.lstrip("-").isdecimal(), "/seed", "be a whole number", value)
-        self.conversation.session.seed = int(value)
+        self.conversation.session.seed = int(_number("/seed", int, value))
 
     def _system(self, value: str) -> None:
         completion = self.conversation.session.completion
@@ -162,8 +162,8 @@ class Commands:
             of = asdict(self.conversation.session.sampling)
             text = yaml.safe_dump({k: v for k, v in of.items() if v is not None}, sort_keys=False)
         try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
+            write_atomically(path, [text.encode()])
+        except StoreError as error:
             raise SpecError(f"/save must name a file that can be written: {error}") from error
         self.say(f"saved {path}")
 
@@ -172,7 +172,7 @@ class Commands:
         try:
             text = path.read_text(encoding="utf-8")
             record = READERS[path.suffix](text)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             raise SpecError(f"/load must name a file that /save wrote: {error}") from error
         if path.suffix == ".yaml":
             self._take(_sampling(record, path))

@@ -1,5 +1,6 @@
 """Lines in, answers out: from a terminal with editing and history, or from a pipe."""
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from rich.console import Console
 from launch.talk.commands import KEYS, NAMES, Commands, Quit
 from launch.talk.conversation import Answer, Conversation
 from launch.talk.screen import Screen
-from launch.talk.session import Session, TalkSpec
+from launch.talk.session import Session, TalkSpec, is_whole
 from pipeline.protocols import Backend, Cue, Message, Prompt, RequestFailedError
 from pipeline.spec import SpecError, require
 
@@ -31,11 +32,11 @@ def talk(spec: TalkSpec, backend: Backend) -> int:
     if not terminal and first is None:
         print(NOTHING, file=sys.stderr)
         return 1
-    screen = Screen(Console(highlight=False, emoji=False))
+    screen, cue = Screen(Console(highlight=False, emoji=False)), _cue(spec)
     with Session(spec, backend) as session:
         session.completion = completes(spec, backend)
         screen.say(banner(spec, session))
-        conversation = Conversation(session, _cue(spec), spec.task.get("system_prompt"))
+        conversation = Conversation(session, cue, spec.task.get("system_prompt"))
         _converse(Chat(conversation, screen), lines, first)
     return 0
 
@@ -59,6 +60,8 @@ class Chat:
             self._screen.say(f"error: {error}", "red")
 
     def _carry_out(self, line: str) -> None:
+        rule = "be UTF-8 text: convert it, such as with iconv"
+        require(is_whole(line), "a line", rule, line)
         if self._commands.is_command(line):
             self._commands.run(line)
         elif line.strip():
@@ -105,7 +108,9 @@ def unechoed() -> Iterator[None]:
 
 
 def piped_lines() -> Iterator[str]:
-    """Lines of standard input that are not blank."""
+    """Lines of standard input that are not blank; bytes that are no text become half characters."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     for line in sys.stdin:
         if line.strip():
             yield line.rstrip("\n")

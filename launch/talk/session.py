@@ -265,8 +265,20 @@ def prompt_of(messages: Sequence[Mapping[str, str]]) -> Prompt:
         require(set(message) == {"role", "content"}, key, "have role and content", dict(message))
         role = message["role"]
         require(role in ROLES, f"{key}.role", f"be one of {', '.join(ROLES)}", role)
-        turns.append(Message(role, (message["content"],)))
+        content = message["content"]
+        rule = "be text without halves of surrogate pairs"
+        require(isinstance(content, str) and is_whole(content), f"{key}.content", rule, content)
+        turns.append(Message(role, (content,)))
     return Prompt(tuple(turns))
+
+
+def is_whole(text: str) -> bool:
+    """Whether no half of a surrogate pair is in a text: no tokenizer and no file takes one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _all_results(futures: Sequence[Future[Outcome]]) -> list[Outcome]:

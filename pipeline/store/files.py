@@ -12,6 +12,8 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from pipeline.spec import SpecError, require
+
 Row = dict[str, Any]
 
 SCRATCH = ".tmp"  # ends the names of files that become others by a rename or a link
@@ -39,6 +41,17 @@ class Fence(NamedTuple):
 
     writer: str
     check: Callable[[], None]
+
+
+def read_text(path: Path, key: str) -> str:
+    """The text of a file that `key` names. Raises SpecError where it is none, or not UTF-8."""
+    path = path.expanduser()
+    require(path.is_file(), key, "name a file of text", str(path))
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        rule = f"name a file of UTF-8 text: convert it, such as with iconv ({error})"
+        raise SpecError(f"{key} must {rule}, got {str(path)!r}") from error
 
 
 def encode(value: object) -> bytes:

@@ -193,3 +193,8 @@ def test_a_format_that_cannot_be_followed_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         refuse_format(Sampling(**fields))
+
+
+def test_a_schema_that_no_text_can_begin_is_refused_before_a_step() -> None:
+    with pytest.raises(SpecError, match="sampling.json_schema must be one that a text can match"):
+        Grammars(byte_tokenizer(), []).of(Sampling(json_schema={"$ref": "#"}))

@@ -81,7 +81,7 @@ def test_files_have_the_rights_of_any_new_file(tmp_path: Path) -> None:
 def test_a_kill_while_an_export_is_replaced_loses_neither(
     tmp_path: Path, renamed: int, found: str
 ) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "[out]*{x}"
     write(out, "old")
     line = [sys.executable, "-c", KILLED, str(out), str(renamed)]
     killed = subprocess.run(line, cwd=ROOT, check=False, timeout=60)

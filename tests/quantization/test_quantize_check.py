@@ -108,6 +108,7 @@ def test_without_a_list_every_option_is_tried_under_one_name() -> None:
         (["quantization=fp31"], "quantization must be one of"),
         (["backend=echo"], "backend must be hf, whose logits can be read, got 'echo'"),
         (["check.text=nothing.txt"], "check.text must name a file of text"),
+        (["quantization="], "quantization must name options, or be left"),
         (["check.length=1"], "check.length must be 2 or more"),
         (["check.reference=torchao_fp8dyn"], "does not run on cpu"),
         (["check.wrong=1"], "there is no check.wrong"),

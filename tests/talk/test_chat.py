@@ -33,6 +33,22 @@ def test_piped_lines_are_answered_without_a_terminal() -> None:
     assert done.stdout.index("[before]") < done.stdout.index("[after]")
 
 
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_a_line_that_is_no_text_is_refused_and_the_next_is_answered(locale: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *ECHO],
+        input=b"caf\xe9 noir\nred red red\n",
+        capture_output=True,
+        cwd=ROOT,
+        env={**os.environ, "LC_ALL": locale, "PYTHONUTF8": "0"},
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"error: a line must be UTF-8 text" in done.stdout and b"[" in done.stdout
+    assert b"red red" in done.stdout
+
+
 def test_with_nothing_to_answer_it_says_what_to_do() -> None:
     done = piped("")
     assert done.returncode == 1 and "pipe lines into it" in done.stderr

@@ -65,6 +65,7 @@ def test_settings_last_and_are_shown(commands: Commands, said: list[str]) -> Non
         ("/max_tokens 0", "sampling.max_new_tokens must be 1 or more, got 0"),
         ("/penalty 0", "sampling.repetition_penalty must be above 0"),
         ("/seed x", "/seed must be a whole number"),
+        ("/seed --5", "/seed must be a whole number, got '--5'"),
         ("/think maybe", "/think must be on or off, got 'maybe'"),
         ("/save", "/save must name a .yaml file"),
         ("/load nothing.yaml", "/load must name a file that /save wrote"),
@@ -255,3 +256,23 @@ def test_bare_words_end_and_help(commands: Commands, said: list[str]) -> None:
         commands.run("quit")
     commands.run("help")
     assert said == [help_text()] and all(name in said[0] for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("deep.json", "[" * 200_000, "/load must name a file that /save wrote"),
+        ("deep.yaml", "[" * 20_000, "/load must name a file that /save wrote"),
+        ("half.json", '[{"role": "user", "content": "\\ud800"}]', "content must be text without"),
+        ("odd.json", '[{"role": "user", "content": 5}]', "content must be text without"),
+    ],
+)
+def test_a_file_that_no_save_wrote_is_refused_and_the_conversation_stays(
+    commands: Commands, talk: Conversation, tmp_path: Path, name: str, content: str, rule: str
+) -> None:
+    talk.ask("red red", unseen)
+    before = list(talk.messages)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SpecError, match=rule):
+        commands.run(f"/load {tmp_path / name}")
+    assert talk.messages == before

@@ -27,7 +27,7 @@ from components.decoding.sequence import TokenSequence
 from components.models.checkpoint import prepare, resolve
 from components.models.loading import LoadableQuantization, load_model
 from components.models.tokenizer_loading import load_tokenizer
-from pipeline.spec import ModelSpec, require
+from pipeline.spec import ModelSpec, SpecError, require
 
 
 def load_assistant(
@@ -50,7 +50,10 @@ def load_assistant(
         SpecError: its ids are not the model's.
     """
     spec = ModelSpec(name="assistant", path=path)
-    checkpoint = prepare(resolve(spec, cache), cache)
+    try:
+        checkpoint = prepare(resolve(spec, cache), cache)
+    except SpecError as error:
+        raise SpecError(f"backend.assistant_model={path}: {error}") from error
     same = load_tokenizer(checkpoint, spec).get_vocab() == vocabulary
     require(same, "backend.assistant_model", "have the tokenizer of the model", path)
     assistant = load_model(checkpoint, spec, quantization, model.device)

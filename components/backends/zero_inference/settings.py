@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.spec import SpecError, require
+from pipeline.store.files import read_text
 
 KEY = "backend.config"
 _LOG = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def _check_names(zero: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     require(path.expanduser().is_file(), KEY, "be a mapping, or name a JSON file", str(path))
-    text = path.expanduser().read_text(encoding="utf-8")
+    text = read_text(path, KEY)
     lines = [line for line in text.splitlines() if not line.lstrip().startswith(("//", "#"))]
     try:
         settings = json.loads("\n".join(lines))
