@@ -39,6 +39,10 @@ class Backfill(Selection):
         both = {"output": self.output, "inplace": self.inplace}
         require(one, "backfill", "have either output=FILE or inplace=true", both)
         require(Path(self.input).is_file(), "backfill.input", "name a file of rows", self.input)
+        if self.output is not None:
+            rule = "name another file than backfill.input; inplace=true changes that, with a backup"
+            same = self.target.exists() and self.target.samefile(self.input)
+            require(not same and not self.target.is_dir(), "backfill.output", rule, self.output)
 
     @property
     def target(self) -> Path:

@@ -10,6 +10,8 @@ from pipeline.store.files import Row, write_atomically
 from pipeline.store.pass_names import stored_passes
 from pipeline.store.row_index import index_rows, parts_of, read_place
 
+_HEAD = b"Prompt: "
+
 
 def refuse_one_file_for_several(specs: Sequence[RunSpec]) -> None:
     """Refuse points that would each write one text file in place of another's. Raises SpecError."""
@@ -25,10 +27,22 @@ def make_place(point: Point) -> None:
         return
     path = Path(point.spec.run.text_output)
     require(not path.is_dir(), "run.text_output", "name a file, and this is a folder", str(path))
+    rule = "name a new file, or the text of an earlier run, which begins with 'Prompt: '"
     try:
+        require(_may_be_replaced(path), "run.text_output", rule, str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecError(f"run.text_output must name a file that can be written: {error}") from error
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Whether nothing but the text of a run would be lost, such as the prompts themselves."""
+    if not path.exists():
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_HEAD)) in (b"", _HEAD)
 
 
 def write_text(point: Point) -> None:

@@ -389,6 +389,7 @@ def test_two_backfills_of_one_file_do_not_meet(tmp_path: Path) -> None:
         (["cue=wait", "backfill.filter=[step]"], "backfill.filter"),
         (["cue=wait", "backfill.filter=3"], "backfill.filter must be"),
         (["cue=wait", "backfill.group_by=[]"], "backfill.group_by"),
+        (["cue=wait", "backfill.inplace=false", "backfill.output=INPUT"], "backfill.output must"),
         (["backfill.phrase_file=nothing.txt"], "backfill.phrase_file must name a file"),
         (["cue=wait", "backfill.max_rows=0"], "backfill.max_rows"),
         (["cue=wait", "backfill.input=nothing.jsonl"], "backfill.input must name a file"),
@@ -398,6 +399,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     tmp_path: Path, line: list[str], sentence: str
 ) -> None:
     path = write_rows(tmp_path / "step0.jsonl", [old("q", 0)])
+    line = [word.replace("INPUT", str(path)) for word in line]
     with pytest.raises(SpecError, match=sentence):
         door.backfill(
             config_of("task=crossword", f"backfill.input={path}", "backfill.inplace=true", *line)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from components.quantization.precision import Precision
+from components.backends.hf.backend import HfBackend
 from launch import quantize_check as door
 from launch.config.command_line import ended
 from launch.quantizing import measure
@@ -82,14 +82,14 @@ def test_an_option_that_breaks_is_told_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = Precision.after_loading
+    real = HfBackend.read_logits
 
-    def broken(self: Precision, model: Any) -> Any:
-        if self.dtype == "float16":
+    async def broken(self: HfBackend, *given: Any) -> None:
+        if self.identity()["dtype"] == "float16":
             raise RuntimeError("no kernel for this")
-        return real(self, model)
+        await real(self, *given)
 
-    monkeypatch.setattr(Precision, "after_loading", broken)
+    monkeypatch.setattr(HfBackend, "read_logits", broken)
     assert door.check([*words, "quantization=fp16,bf16"]) == 1
     assert list(rows_of(tmp_path)) == ["none", "bf16"]
     assert "failed: fp16: RuntimeError: no kernel for this" in capsys.readouterr().out

@@ -52,6 +52,14 @@ def test_a_complete_run_gives_its_text_without_asking_again(tmp_path: Path) -> N
     assert outcome.point.rows_path.read_bytes() == before
 
 
+def test_a_file_that_is_no_text_of_a_run_is_not_replaced(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("red green\n")
+    with pytest.raises(SpecError, match="run.text_output must name a new file, or the text of"):
+        made(tmp_path, f"task.data.path={prompts}", f"run.text_output={prompts}")
+    assert prompts.read_text() == "red green\n" and list(tmp_path.iterdir()) == [prompts]
+
+
 def test_a_later_pass_has_a_line_that_names_its_cue(tmp_path: Path) -> None:
     out = tmp_path / "out.txt"
     outcome = made(tmp_path, "cue=wait", "run.limit=1", f"run.text_output={out}")
