@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from hydra.core.config_store import ConfigStore
 
 from launch.api import compose, open_backend
-from launch.config.command_line import INTERRUPTED, arguments, ended
+from launch.config.command_line import arguments, ended
 from launch.config.words import CONF
 from launch.quantizing.measure import Checks, CheckSpec, Row, measurable, run_checks
 from launch.quantizing.sheet import (
@@ -43,11 +43,8 @@ def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0
-    try:
-        return ended(lambda: check(sys.argv[1:]))
-    except KeyboardInterrupt:
-        print("interrupted: what is measured is kept, the same line goes on", file=sys.stderr)
-        return INTERRUPTED
+    said = "interrupted: what is measured is kept, the same line goes on"
+    return ended(lambda: check(sys.argv[1:]), said)
 
 
 def check(words: Sequence[str]) -> int:

@@ -154,6 +154,16 @@ def test_hydras_own_switch_shows_the_traceback_of_a_line_that_does_not_compose()
     assert done.returncode == 1 and "Traceback" in done.stderr
 
 
+def test_ctrl_c_ends_a_command_with_130_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    assert ended(stopped) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert ended(stopped, "what is measured is kept") == 130
+    assert "kept" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

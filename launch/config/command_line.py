@@ -51,9 +51,10 @@ ELSEWHERE = {
 PARTS = {"sampling": Sampling, "run": Run, "model": ModelSpec}
 
 
-def ended(work: Callable[[], int | None]) -> int:
+def ended(work: Callable[[], int | None], interrupted: str = "interrupted") -> int:
     """The status of `work`; 2 where it was refused or a file failed, with the reason printed.
 
+    Ctrl-C ends it with status 130 and the sentence `interrupted`, without a traceback.
     Characters that standard output cannot show are printed as escapes.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -65,6 +66,9 @@ def ended(work: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # whoever read this, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return INTERRUPTED
     except (*REFUSALS, OSError) as error:
         print(f"error: {error_sentence(error)}", file=sys.stderr)
         return REFUSED
