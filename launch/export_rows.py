@@ -31,7 +31,7 @@ from launch.reporting.plain import plain
 from launch.rows.hub_push import push
 from launch.rows.inferencer_schemas import RowMessages, documented, written
 from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat, in_utf8
-from pipeline.analysis.row_files import find
+from pipeline.analysis.row_files import find, refuse_own_input
 from pipeline.analysis.table import Table, load
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, encode, write_atomically
@@ -71,7 +71,9 @@ def split(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def export(roots: Sequence[str], settings: dict[str, str]) -> None:
     """Write what the settings say, and tell the number of rows."""
     check(settings)
-    table = load(find(roots), by=settings["by"].split(",") if settings["by"] else ()).with_rows()
+    found = find(roots)
+    refuse_own_input(settings["out"], found, "out")
+    table = load(found, by=settings["by"].split(",") if settings["by"] else ()).with_rows()
     names = sorted(table.passes["pass"].astype(str).unique())
     if settings["pass"] not in names:
         raise SpecError(f"pass must be one of {', '.join(names)}, got {settings['pass']!r}")

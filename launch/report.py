@@ -13,6 +13,7 @@ from launch.reporting.live import LiveRuns
 from launch.reporting.page_file import SHOWN_ROWS, TITLE, write_report
 from launch.reporting.server import serve
 from launch.rows.stored_task import StoredTasks
+from pipeline.analysis.row_files import find, refuse_own_input
 from pipeline.spec import require
 
 
@@ -76,6 +77,7 @@ def write_and_tell(given: argparse.Namespace) -> None:
         require(value is None, f"--{name}", "be left out without --serve", value)
     tasks = StoredTasks(config_dirs=given.config_dir)
     output, title = given.output or Path("report.html"), given.title or TITLE
+    refuse_own_input(output, find([*given.runs, *given.compare]), "--output")
     size = write_report(output, given.runs, given.compare, given.rows, title, tasks, given.by)
     print(f"{output}: {size / 1e6:.1f} MB, opens in a browser without a network")
 

@@ -23,7 +23,7 @@ from launch.running.console import WIDTH
 from pipeline.analysis import summary
 from pipeline.analysis.columns import Judge
 from pipeline.analysis.filters import Variants, capped, write_filtered
-from pipeline.analysis.row_files import find
+from pipeline.analysis.row_files import find, refuse_own_input
 from pipeline.analysis.table import Table, load
 from pipeline.spec import SpecError, require
 
@@ -107,6 +107,8 @@ def summarize(given: argparse.Namespace) -> None:
     """Read, leave out, judge again where asked, and print."""
     take_roots(given)
     found = find(given.results_root, given.split)
+    for name in ("save_csv", "per_example_csv"):
+        refuse_own_input(getattr(given, name), found, f"--{name}")
     table = by_swept_keys(load(found, judge(given), by=given.by).with_rows())
     table = filtered(table, given)
     if given.recompute is not None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from datasets import load_from_disk
 
-from launch import api
+from launch import api, report, summarize
 from launch.config.setup import setup_of
 from launch.export_rows import main
 from pipeline.analysis.flat import column_kinds, kind_of, merge_kinds
@@ -217,3 +217,18 @@ def test_metadata_are_columns_of_their_own(tmp_path: Path) -> None:
     frame = pd.read_parquet(tmp_path / "rows.parquet")
     assert frame["metadata.subject"].tolist() == list("aabbaabb")
     assert [list(values) for values in frame["metadata.n"]] == [[i // 2] for i in range(8)]
+
+
+def test_no_door_writes_its_result_over_the_rows_that_it_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_rows(tmp_path / "step0.jsonl", [row("q", 0, one(True))])
+    before, name = path.read_bytes(), str(path)
+    assert main([name, "to=csv", f"out={name}"]) == 2
+    assert report.main([name, "-o", name]) == 2
+    assert summarize.main([str(tmp_path), "--save_csv", name]) == 2
+    said = capsys.readouterr().err.splitlines()
+    keys = ("out", "--output", "--save_csv")
+    for line, key in zip(said, keys, strict=True):
+        assert line.startswith(f"error: {key} must name another file than the rows that are read")
+    assert path.read_bytes() == before

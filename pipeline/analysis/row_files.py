@@ -33,6 +33,14 @@ class RowFile:
         return str(self.path.parent)
 
 
+def refuse_own_input(output: str | Path | None, read: Iterable[RowFile], key: str) -> None:
+    """Refuse to write a result over a file of the rows it is made of. Raises SpecError."""
+    path = Path(output) if output else None
+    if path is not None and path.exists() and any(path.samefile(file.path) for file in read):
+        rule = "name another file than the rows that are read, which would be lost"
+        raise SpecError(f"{key} must {rule}, got {str(path)!r}")
+
+
 def find(roots: Sequence[str | Path], split: str | None = None) -> list[RowFile]:
     """Row files below `roots` by step, then path; a file given by name is taken as it is.
 
