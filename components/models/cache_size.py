@@ -43,13 +43,14 @@ def cache_bytes(model: PreTrainedModel, length: int) -> int:
     if isinstance(model, RecurrentModel):
         return sum(shape.bytes for shape in model.state_shapes())
     config = model.config.get_text_config()
+    layers = _layers(config)
     per_token = _token_bytes(config, model.dtype.itemsize)
-    return sum(_kept(config, kind, length) * per_token for kind in _layers(config))
+    return sum(_kept(config, kind, length) * per_token for kind in layers)
 
 
 def _layers(config: PreTrainedConfig) -> list[str]:
     """The kind of every layer that keeps keys and values of its own."""
-    count = config.num_hidden_layers
+    count = getattr(config, "num_hidden_layers", 0)
     given = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     slides = window is not None and getattr(config, "use_sliding_window", True)

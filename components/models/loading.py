@@ -101,17 +101,21 @@ def load_model(
             "key_mapping": unwrapped(names),
             **(placement or placed),
         }
-        if checkpoint.adapter is None or not spec.merge_adapter:
-            model = quantization.after_loading(_from_pretrained(source, {**arguments, **given}))
-            if checkpoint.adapter is not None:
-                model = unmerged(model, _adapter_folder(checkpoint))
+        beside = checkpoint.adapter is not None and not spec.merge_adapter
+        if checkpoint.adapter is None or beside:
+            model = _from_pretrained(source, {**arguments, **given})
         elif stored := stored_quantization(config):
             raise SpecError(
                 f"model.merge_adapter must be false: these weights are stored quantized ({stored}),"
                 " and what is added to them is rounded away"
             )
         else:
-            model = quantization.after_loading(_with_adapter(checkpoint, arguments, given))
+            model = _with_adapter(checkpoint, arguments, given)
+    with quietly():
+        model = quantization.after_loading(model)
+    if beside:
+        with _errors_as_sentences(spec), quietly():
+            model = unmerged(model, _adapter_folder(checkpoint))
     model.train(False)
     return model
 

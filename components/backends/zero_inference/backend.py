@@ -4,6 +4,7 @@ A layer's weights are gathered from all ranks, or from the processor's memory or
 computed, and dropped again. Every rank computes rows of its own; the decoder is the reference one.
 """
 
+import dataclasses
 import importlib.metadata
 import logging
 import warnings
@@ -27,6 +28,7 @@ class DeepSpeedBackend(HfBackend):
     """Generates with ZeRO-3 on the ranks of torchrun, `deepspeed` or a Slurm job."""
 
     name = "deepspeed"
+    capabilities = dataclasses.replace(HfBackend.capabilities, scores=False)
 
     def __init__(
         self,

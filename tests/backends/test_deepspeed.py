@@ -1,0 +1,38 @@
+"""What backend=deepspeed refuses in a sentence; `make test-distributed` runs it over ranks."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from components.backends.zero_inference.backend import DeepSpeedBackend
+from components.quantization.library import LibraryQuantization
+from components.quantization.precision import Precision
+from pipeline.spec import ModelSpec, SpecError
+
+
+def test_a_missing_deepspeed_is_told_with_how_to_install_it(
+    tiny_llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    model = ModelSpec(name="tiny", path=str(tiny_llama()))
+
+    async def enter() -> None:
+        async with DeepSpeedBackend(model, Precision("float32"), device="cpu", threads=1):
+            pass
+
+    with pytest.raises(SpecError, match="backend=deepspeed needs DeepSpeed: pip install"):
+        asyncio.run(enter())
+
+
+def test_quantized_weights_are_refused_before_anything_is_read() -> None:
+    config = "torchao.quantization.Int8WeightOnlyConfig"
+    quantization = LibraryQuantization("torchao_int8wo", config)
+    with pytest.raises(SpecError, match="quantization must be none, fp32, bf16 or fp16"):
+        DeepSpeedBackend(ModelSpec(name="tiny", path="/nowhere"), quantization, device="cpu")
+
+
+def test_given_ids_are_not_scored_over_ranks() -> None:
+    assert not DeepSpeedBackend.capabilities.scores
