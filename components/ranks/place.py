@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pipeline.spec import SpecError
 
 _PORTS = (20000, 20000)  # the first port, and how many, of which a job takes one by its id
-_LAUNCHERS = (  # the variables of torchrun and deepspeed, of submitit's processes, of Slurm
+# The variables of torchrun and deepspeed, of submitit's processes, of Slurm's srun. A job's batch
+# script has a SLURM_PROCID too, but only srun starts as many processes as a step has tasks.
+_LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_LOCALID"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 
 
@@ -30,7 +32,9 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     Raises:
         SpecError: a variable is missing or is no number.
     """
-    names = next((names for names in _LAUNCHERS if names[0] in environment), None)
+    told = (0, 0, 1)  # which of a launcher's variables it alone sets
+    found = zip(_LAUNCHERS, told, strict=True)
+    names = next((names for names, which in found if names[which] in environment), None)
     if names is None:
         return Place()
     try:

@@ -88,11 +88,14 @@ def generated(*words: str) -> Generation:
     [
         ({}, Place()),
         ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, Place(3, 8, 1)),
-        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, Place(2, 4, 0)),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}, Place(2, 4, 0)),
+        # The batch script of a job of four tasks, and of one that says no number.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, Place()),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, Place()),
         (
             {
                 "SLURM_PROCID": "2",
-                "SLURM_NTASKS": "4",
+                "SLURM_STEP_NUM_TASKS": "4",
                 "SLURM_LOCALID": "1",
                 "CUDA_VISIBLE_DEVICES": "3",
             },
