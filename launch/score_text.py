@@ -70,6 +70,7 @@ def main(line: Sequence[str] | None = None) -> int:
 def score(given: argparse.Namespace) -> int:
     """Read, score, write; the status of the judges' runs."""
     metrics, prices = chosen_metrics(given), prices_of(given)
+    files.refuse_own_input(given.paths, given.out)
     require_libraries()  # before anything is paid for
     tracker = tracking.tracker_of(given.tracking) if given.tracking else None
     found = read(given.paths, given.pass_name, named_columns(given.columns))

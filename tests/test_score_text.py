@@ -341,3 +341,15 @@ def test_without_prices_the_cost_is_what_the_service_said(
     assert main([*line, "--metrics", "answer_accuracy"]) == 0
     cost = {"input_tokens": 21, "output_tokens": 9, "usd": 0.75}
     assert summary_of(tmp_path / "out")["details"]["cost"] == cost
+
+
+def test_a_file_that_is_read_is_not_replaced(
+    predictions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([str(predictions), "--out", str(out)]) == 0
+    lines = out / "evaluator_output_detailed.jsonl"
+    before = lines.read_bytes()
+    assert main([str(lines), "--out", str(out)]) == 2
+    assert "--out must name another folder than that of" in capsys.readouterr().err
+    assert lines.read_bytes() == before

@@ -43,6 +43,8 @@ class Backfill(Selection):
             rule = "name another file than backfill.input; inplace=true changes that, with a backup"
             same = self.target.exists() and self.target.samefile(self.input)
             require(not same and not self.target.is_dir(), "backfill.output", rule, self.output)
+            rule = "name a new file, or rows of an earlier backfill, which it replaces"
+            require(_may_be_replaced(self.target), "backfill.output", rule, self.output)
 
     @property
     def target(self) -> Path:
@@ -70,3 +72,11 @@ def cues_of(spec: BackfillSpec) -> tuple[Cue, ...]:
         return ()
     require(len(spec.cue) > 0, "cue", "name at least one cue (cue=wait), or backfill.phrase", [])
     return tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Whether nothing but rows would be lost: it begins as a JSON object, or is empty."""
+    if not path.exists():
+        return True
+    with path.open("rb") as file:
+        return file.read(1) in (b"", b"{")

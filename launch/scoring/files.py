@@ -8,6 +8,7 @@ from typing import Any
 
 from launch.reporting.formulas import escaped
 from launch.scoring.scores import Scores
+from pipeline.spec import require
 from pipeline.store.files import encode, write_atomically
 
 SUMMARY = "evaluator_output_summary.json"
@@ -15,6 +16,14 @@ SHEET = "evaluator_output_detailed.xlsx"
 LINES = "evaluator_output_detailed.jsonl"
 LONGEST_CELL = 32_767  # characters that a cell may hold
 ROWS_OF_A_SHEET = 1_048_576  # its heading among them
+
+
+def refuse_own_input(paths: Sequence[str], out: Path) -> None:
+    """Refuse to replace a file that is read, whose judgements would be lost. Raises SpecError."""
+    written = {(out / name).resolve() for name in (SUMMARY, SHEET, LINES)}
+    read = next((path for path in paths if Path(path).resolve() in written), None)
+    rule = f"name another folder than that of {read}, which is read and would be replaced"
+    require(read is None, "--out", rule, str(out))
 
 
 def write(scores: Scores, judged: dict[str, list[Any]], summary: dict[str, Any], out: Path) -> None:

@@ -247,6 +247,15 @@ def test_a_new_file_leaves_the_old_one_alone(tmp_path: Path) -> None:
     assert (tmp_path / "copy.jsonl").read_bytes() == out.read_bytes()
 
 
+def test_a_file_that_holds_no_rows_is_not_replaced(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "step0.jsonl", [old("q", 0)])
+    precious = tmp_path / "thesis.md"
+    precious.write_text("# Years of work")
+    with pytest.raises(SpecError, match="backfill.output must name a new file, or rows"):
+        fill(path, "cue=wait", f"backfill.output={precious}")
+    assert precious.read_text() == "# Years of work"
+
+
 def test_undecodable_lines_are_kept_aside_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
