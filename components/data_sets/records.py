@@ -182,7 +182,7 @@ def _parquet(path: Path) -> Iterator[Record]:
     try:
         table = parquet.read_table(path)
     except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file ({error})") from error
+        raise OSError(f"not a Parquet file ({error})") from error  # `read_file` names it
     for number, values in enumerate(table.to_pylist(), start=1):
         yield Record(values, f"{path}:{number}")
 
