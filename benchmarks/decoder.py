@@ -37,7 +37,8 @@ from measured import card, copy_speed, floor, step_times
 from shapes import RandomBackend, Workload, endless, folder_for, prompts
 from two_pass import two_pass
 
-from components.backends.hf.backend import KV_TYPES, HfBackend
+from components.backends.hf.backend import HfBackend
+from components.backends.hf.settings import KV_TYPES
 from components.backends.hf.slots import packed_linear as packed
 from components.backends.hf.slots import torch_steps as plain
 from components.models.checkpoint import cache_folder, prepare, resolve

@@ -43,6 +43,7 @@ def composed(*overrides: str) -> DictConfig:
 async def serve(latency: float) -> None:
     """Answer after `latency` seconds, for ever; the port is printed."""
     from aiohttp import web
+    from local_service import serve_for_ever
 
     text = "<think>" + "word " * WORDS + "</think>\n<answer>LISTEN"
     message = {"role": "assistant", "content": text}
@@ -58,12 +59,7 @@ async def serve(latency: float) -> None:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
-    await site.start()
-    print(site._server.sockets[0].getsockname()[1], flush=True)  # type: ignore[union-attr]
-    await asyncio.Event().wait()
+    await serve_for_ever(app)
 
 
 async def bare(url: str, count: int, flight: int, messages: list[dict[str, str]]) -> None:

@@ -85,6 +85,7 @@ class Stray:
 async def serve(rule: Bucket | Stray, latency: float) -> None:
     """Answer after `latency` seconds unless `rule` refuses; the port is printed."""
     from aiohttp import web
+    from local_service import serve_for_ever
 
     message = {"role": "assistant", "content": "<think>so</think>\n<answer>LISTEN"}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -111,12 +112,7 @@ async def serve(rule: Bucket | Stray, latency: float) -> None:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
     app.router.add_get("/counts", counts)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
-    await site.start()
-    print(site._server.sockets[0].getsockname()[1], flush=True)  # type: ignore[union-attr]
-    await asyncio.Event().wait()
+    await serve_for_ever(app)
 
 
 @contextmanager

@@ -10,11 +10,16 @@ from pipeline.spec import SpecError
 _PORTS = (20000, 20000)  # the first port, and how many, of which a job takes one by its id
 # The variables of torchrun and deepspeed, of submitit's processes, of Slurm's srun. A job's batch
 # script has a SLURM_PROCID too, but only srun starts as many processes as a step has tasks.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_NTASKS", "SUBMITIT_LOCAL_LOCALID"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-)
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+_LAUNCHERS = {  # by the variable that nothing else sets
+    "RANK": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "SUBMITIT_LOCAL_GLOBALID": (
+        "SUBMITIT_LOCAL_GLOBALID",
+        "SUBMITIT_LOCAL_NTASKS",
+        "SUBMITIT_LOCAL_LOCALID",
+    ),
+    "SLURM_STEP_NUM_TASKS": _SRUN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +37,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     Raises:
         SpecError: a variable is missing or is no number.
     """
-    told = (0, 0, 1)  # which of a launcher's variables it alone sets
-    found = zip(_LAUNCHERS, told, strict=True)
-    names = next((names for names, which in found if names[which] in environment), None)
+    names = next((names for sign, names in _LAUNCHERS.items() if sign in environment), None)
     if names is None:
         return Place()
     try:
@@ -46,7 +49,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
             f"{', '.join(names)} must be whole numbers, as launchers set them, got {given}"
         ) from error
     sees_one = "," not in environment.get("CUDA_VISIBLE_DEVICES", ",")
-    return Place(rank, world, 0 if names is _LAUNCHERS[-1] and sees_one else local_rank)
+    return Place(rank, world, 0 if names is _SRUN and sees_one else local_rank)
 
 
 def set_meeting_point() -> None:

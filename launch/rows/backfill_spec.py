@@ -8,7 +8,7 @@ from omegaconf import MISSING
 from pipeline.backfill.missing_passes import Selection, split_cues
 from pipeline.protocols import Cue
 from pipeline.spec import RunSpec, require
-from pipeline.store.files import read_text
+from pipeline.store.files import is_new_or_begins, read_text
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Backfill(Selection):
             same = self.target.exists() and self.target.samefile(self.input)
             require(not same and not self.target.is_dir(), "backfill.output", rule, self.output)
             rule = "name a new file, or rows of an earlier backfill, which it replaces"
-            require(_may_be_replaced(self.target), "backfill.output", rule, self.output)
+            require(is_new_or_begins(self.target, b"{"), "backfill.output", rule, self.output)
 
     @property
     def target(self) -> Path:
@@ -72,11 +72,3 @@ def cues_of(spec: BackfillSpec) -> tuple[Cue, ...]:
         return ()
     require(len(spec.cue) > 0, "cue", "name at least one cue (cue=wait), or backfill.phrase", [])
     return tuple(Cue(name, cue.text, cue.control) for name, cue in spec.cue.items())
-
-
-def _may_be_replaced(path: Path) -> bool:
-    """Whether nothing but rows would be lost: it begins as a JSON object, or is empty."""
-    if not path.exists():
-        return True
-    with path.open("rb") as file:
-        return file.read(1) in (b"", b"{")

@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.protocols import Example
 from pipeline.run.point import Point
 from pipeline.spec import RunSpec, SpecError, require
-from pipeline.store.files import Row, write_atomically
+from pipeline.store.files import Row, is_new_or_begins, write_atomically
 from pipeline.store.pass_names import stored_passes
 from pipeline.store.row_index import index_rows, parts_of, read_place
 
@@ -29,20 +29,10 @@ def make_place(point: Point) -> None:
     require(not path.is_dir(), "run.text_output", "name a file, and this is a folder", str(path))
     rule = "name a new file, or the text of an earlier run, which begins with 'Prompt: '"
     try:
-        require(_may_be_replaced(path), "run.text_output", rule, str(path))
+        require(is_new_or_begins(path, _HEAD), "run.text_output", rule, str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SpecError(f"run.text_output must name a file that can be written: {error}") from error
-
-
-def _may_be_replaced(path: Path) -> bool:
-    """Whether nothing but the text of a run would be lost, such as the prompts themselves."""
-    if not path.exists():
-        return True
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_HEAD)) in (b"", _HEAD)
 
 
 def write_text(point: Point) -> None:

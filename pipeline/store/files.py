@@ -224,6 +224,19 @@ class AppendFile:
             self._file.close()
 
 
+def is_new_or_begins(path: Path, head: bytes) -> bool:
+    """Whether there is no file, an empty one, or one of ours, which begins with `head`.
+
+    What a user names as an output may be something else, such as the input, and is then not lost.
+    """
+    if not path.exists():
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(head)) in (b"", head)
+
+
 def repair(path: Path) -> int:
     """Cut a torn last line; complete one that lacks only its newline. Returns the bytes cut."""
     if not path.exists() or path.stat().st_size == 0:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from components.backends.zero_inference.backend import DeepSpeedBackend
 from components.quantization.library import LibraryQuantization
@@ -19,12 +20,11 @@ def test_a_missing_deepspeed_is_told_with_how_to_install_it(
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     model = ModelSpec(name="tiny", path=str(tiny_llama()))
 
-    async def enter() -> None:
-        async with DeepSpeedBackend(model, Precision("float32"), device="cpu", threads=1):
-            pass
-
+    backend = DeepSpeedBackend(model, Precision("float32"), device="cpu", threads=1)
     with pytest.raises(SpecError, match="backend=deepspeed needs DeepSpeed: pip install"):
-        asyncio.run(enter())
+        asyncio.run(backend.__aenter__())
+    backend.dismiss()
+    assert not torch.distributed.is_initialized()  # as whoever runs next needs it
 
 
 def test_quantized_weights_are_refused_before_anything_is_read() -> None:

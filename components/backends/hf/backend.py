@@ -32,6 +32,7 @@ from components.backends.hf.processor import has_bfloat16
 from components.backends.hf.rowwise import FIXED_ORDER
 from components.backends.hf.sampling_plan import SamplingPlan, refuse_another_decoder
 from components.backends.hf.scoring import Scorer
+from components.backends.hf.settings import refuse_beside_decoder, refuse_values
 from components.backends.hf.slots.build import Options, scheduler_factory, slots_for
 from components.backends.hf.slots.engine import Engine
 from components.backends.hf.slots.fit import UnfitModelError, fit
@@ -46,6 +47,7 @@ from components.backends.hf.spreading import (
     tensor_parallel,
 )
 from components.backends.hf.static import StaticDecoder
+from components.backends.hf.submission import on_this_loop
 from components.decoding.carrying_model import carries
 from components.decoding.forced_rows import ForcedRows, Visit
 from components.decoding.forcing import forced
@@ -81,8 +83,6 @@ from pipeline.protocols import (
 )
 from pipeline.spec import ModelSpec, Sampling, require
 
-DECODERS = ("auto", "slots", "generate")
-KV_TYPES = ("auto", "fp8")
 _LOG = logging.getLogger(__name__)
 
 
@@ -143,16 +143,7 @@ class HfBackend(Backend):
             max_memory: the most of each place that `device_map` fills, `{0: 20GiB, cpu: 64GiB}`;
                 what is left goes to disk.
         """
-        require(batch_size >= 1, "backend.batch_size", "be 1 or more", batch_size)
-        require(decoder in DECODERS, "backend.decoder", f"be one of {DECODERS}", decoder)
-        require(slots is None or slots >= 1, "backend.slots", "be 1 or more", slots)
-        require(threads is None or threads >= 1, "backend.threads", "be 1 or more", threads)
-        require(
-            kv_cache_dtype in KV_TYPES,
-            "backend.kv_cache_dtype",
-            f"be one of {KV_TYPES}",
-            kv_cache_dtype,
-        )
+        refuse_values(batch_size, decoder, slots, threads, kv_cache_dtype)
         self._device = device_of(device)
         self._device_map = device_map
         self._most = most_of_places(device_map, max_memory)
@@ -165,16 +156,8 @@ class HfBackend(Backend):
             require(type(self) is not HfBackend, "backend.tp_plan", rule, tp_plan)
         if tp_plan is not None:
             self._spread_over(place(), split=False)
-        if kv_cache_dtype != "auto":
-            rule = "be auto with backend.decoder=generate, which caches in the model's type"
-            require(decoder != "generate", "backend.kv_cache_dtype", rule, kv_cache_dtype)
-        if assistant_model is not None:
-            rule = "be null with backend.decoder=slots: only generate takes an assistant"
-            require(decoder != "slots", "backend.assistant_model", rule, assistant_model)
-            rule = "be null with backend.use_cache=false, which leaves nothing to save"
-            require(use_cache, "backend.assistant_model", rule, assistant_model)
-            rule = "be null on several ranks"
-            require(self._spread is None, "backend.assistant_model", rule, assistant_model)
+        several = self._spread is not None
+        refuse_beside_decoder(decoder, kv_cache_dtype, assistant_model, use_cache, several)
         self.capacity = 2 * batch_size
         quantization.refuse(self._device.type, capability_of(self._device), None)
         self._spec = model
@@ -371,7 +354,7 @@ class HfBackend(Backend):
             self.steps,
         )
         if request.on_token is not None:
-            request = dataclasses.replace(request, on_token=_on_this_loop(request.on_token))
+            request = dataclasses.replace(request, on_token=on_this_loop(request.on_token))
         row = TokenSequence(request, prompt, self._limits, encoder.decode, encoder.pieces, strategy)
         self._unfinished.add(row)
         try:
@@ -437,16 +420,26 @@ class HfBackend(Backend):
         self._limits = Limits(encoder.end_ids(end_ids_of(model.generation_config)), context)
         self._model = model
         allowed = drawable_ids(model, vocabulary).to(model.device)
-        if self._plan.searches:
-            self._need_own_cache_type("sampling.num_beams above 1, which takes generate")
-            _LOG.info("decoding with generate: sampling.num_beams is above 1")
-        elif self._assistant is not None:
-            self._need_own_cache_type("backend.assistant_model, which takes generate")
-            _LOG.info("decoding with generate, row by row: backend.assistant_model")
+        reason = self._why_generate()
+        if reason is not None:
+            self._need_own_cache_type(f"{reason}, which takes generate")
+            _LOG.info("decoding with generate: %s", reason)
         elif self._decoder != "generate":
             make = self._slots(model, allowed)
             if make is not None:
                 return make
+        return self._reference(model, allowed, vocabulary)
+
+    def _why_generate(self) -> str | None:
+        """The setting that only the reference decoder honours, if there is one."""
+        if self._plan.searches:
+            return "sampling.num_beams above 1"
+        return None if self._assistant is None else "backend.assistant_model"
+
+    def _reference(
+        self, model: PreTrainedModel, allowed: torch.Tensor, vocabulary: dict[str, int]
+    ) -> Callable[[], Batches]:
+        """What starts the reference decoder."""
         self._cache_size = cache_report(model)
         self._scorer = self._make_scorer(model, paged=False)
         score = self._scorer.score
@@ -549,13 +542,3 @@ class HfBackend(Backend):
         assert self._limits is not None
         size = embedding_size(self.model)
         refuse_prompt(ids, self._limits.context, size, self._spec.max_length)
-
-
-def _on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:
-    """The callback, to be called from any thread, run on the present event loop."""
-    loop = asyncio.get_running_loop()
-
-    def call(text: str) -> None:
-        loop.call_soon_threadsafe(callback, text)
-
-    return call

@@ -84,3 +84,13 @@ def fail(queue: Iterable[QueuedSequence], error: BaseException) -> None:
     for queued in queue:
         if not queued.future.done():
             queued.future.set_exception(error)
+
+
+def on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:
+    """The callback, to be called from any thread, run on the present event loop."""
+    loop = asyncio.get_running_loop()
+
+    def call(text: str) -> None:
+        loop.call_soon_threadsafe(callback, text)
+
+    return call

@@ -172,16 +172,7 @@ class PrefillFrame:
         for chunk, mask in self._chunks:
             keys, values = (part.to(query.dtype) for part in self._row(layer, chunk))
             span = slice(chunk.start, chunk.start + chunk.count)
-            attended = scaled_dot_product_attention(
-                query[:, :, span],
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=mask is None and chunk.count > 1,
-                scale=scale,
-                enable_gqa=True,
-            )
-            out[:, span] = attended.transpose(1, 2)
+            out[:, span] = attend_causally(query[:, :, span], keys, values, mask, scale)
         return out
 
     def _row(self, layer: int, chunk: PrefillChunk) -> tuple[Tensor, Tensor]:
@@ -192,6 +183,25 @@ class PrefillFrame:
         else:
             both = self._cache.gather(layer, chunk.table[None])
         return both[0][:, :, : chunk.length], both[1][:, :, : chunk.length]
+
+
+def attend_causally(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Attention of a sequence's last tokens to all of its tokens, [1, tokens, heads, size].
+
+    Args:
+        query: of the last tokens, [1, heads, tokens, size].
+        keys: of all tokens, [1, heads, length, size]; several queries may share a head.
+        values: the same.
+        mask: as `causal_mask` makes it for these tokens.
+        scale: of the products.
+    """
+    is_causal = mask is None and query.shape[2] > 1
+    attended = scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True
+    )
+    return attended.transpose(1, 2)
 
 
 def causal_mask(count: int, length: int, device: torch.device) -> Tensor | None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from components.backends.hf.slots.attention import causal_mask, using_frame
+from components.backends.hf.slots.attention import attend_causally, causal_mask, using_frame
 from components.decoding.forced_rows import Visit
 from pipeline.protocols import ForcedTokens
 
@@ -77,16 +76,7 @@ class RowsFrame:
             if piece.first:  # only the first piece of a call continues a row
                 past_keys, past_values = self._kept.pop(layer)
                 keys, values = torch.cat([past_keys, keys], 2), torch.cat([past_values, values], 2)
-            attended = scaled_dot_product_attention(
-                query[:, :, span],
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=mask is None and piece.count > 1,
-                scale=scale,
-                enable_gqa=True,
-            )
-            out[:, span] = attended.transpose(1, 2)
+            out[:, span] = attend_causally(query[:, :, span], keys, values, mask, scale)
             start += piece.count
         if self._goes_on:
             self._kept[layer] = (keys, values)
