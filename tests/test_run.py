@@ -228,4 +228,5 @@ def test_ctrl_c_while_libraries_load_leaves_no_traceback(tmp_path: Path) -> None
         time.sleep(0.4)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGINT and "Traceback" not in errors
+    # A fast machine is past its imports by then, where Ctrl-C is told in a sentence.
+    assert process.returncode in (-signal.SIGINT, 130) and "Traceback" not in errors
