@@ -29,15 +29,12 @@ def weights_report(model: nn.Module) -> dict[str, Any]:
     """
     size: Counter[str] = Counter()
     parts: dict[str, Counter[str]] = defaultdict(Counter)
-    seen: set[int] = set()
-    for part, tensor in _tensors(model):
-        key = tensor.data_ptr() if tensor.device.type != "meta" else id(tensor)
-        if key not in seen or not tensor.numel():
-            seen.add(key)
-            kind = str(tensor.dtype).removeprefix("torch.")
-            count = tensor.numel() * tensor.element_size()
-            size[kind] += count
-            parts[part][kind] += count
+    stored = _tensors(model)
+    for part, tensor in [*_each_storage_once(stored), *_packed_weights(model)]:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        count = tensor.numel() * tensor.element_size()
+        size[kind] += count
+        parts[part][kind] += count
     layers = [(name, m) for name, m in model.named_modules() if _has_weights(m)]
     return {
         "bytes": dict(sorted(size.items())),
@@ -97,11 +94,37 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for (full, tensor), is_parameter in own:
             part = part_of(full, has_memory, is_parameter)
             yield from ((part, inner) for inner in _inner(tensor))
-        if _is_packed(module):
-            packed: Any = module
-            weight, part = packed.weight(), part_of(f"{name}.weight", has_memory, True)
-            yield part, weight.int_repr()
-            yield from ((part, weight.q_per_channel_scales()),) if _per_channel(weight) else ()
+
+
+def _each_storage_once(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Tied weights are held once. The tensors live on in the model, so their addresses differ."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for part, tensor in tensors:
+        key = tensor.data_ptr() if tensor.device.type != "meta" else id(tensor)
+        # A tensor without elements has the address 0, and counts for nothing.
+        found.setdefault(key, (part, tensor))
+    return list(found.values())
+
+
+def _packed_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Shapes and types of the weights that torch.ao's layers hold packed, by part.
+
+    A layer unpacks its weight into a copy that is freed at once, whose address the next layer's
+    copy takes: only its shape leaves here, and every layer counts.
+    """
+    has_memory = hasattr(model, "memory_banks")
+    for name, module in model.named_modules():
+        if not _is_packed(module):
+            continue
+        packed: Any = module
+        weight, bias = packed.weight(), packed.bias()
+        held = [
+            weight.int_repr(),
+            *([weight.q_per_channel_scales()] if _per_channel(weight) else []),
+        ]
+        part = part_of(f"{name}.weight", has_memory, True)
+        for tensor in (*held, *([bias] if bias is not None else [])):
+            yield part, tensor.to("meta")
 
 
 def _per_channel(weight: Tensor) -> bool:
@@ -115,7 +138,7 @@ def _inner(tensor: Any) -> Iterator[Tensor]:
         for name in names:
             yield from _inner(getattr(tensor, name))
         return
-    yield tensor.detach()
+    yield tensor
     for state in (getattr(tensor, "quant_state", None), getattr(tensor, "SCB", None)):
         yield from _state(state)
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from components.quantization.dynamic_int8 import DynamicInt8
 from components.quantization.report import PARTS, part_of, weights_report
 from tests.models.test_memory_transformer import CHAPTERS, model
 
@@ -50,6 +51,12 @@ def test_parts_hold_what_the_types_hold_and_an_adapter_is_apart() -> None:
     assert report["parts"]["lora"] == {"float32": 16 * 4 * 4}
     total = sum(sum(kinds.values()) for kinds in report["parts"].values())
     assert total == sum(report["bytes"].values())
+
+
+def test_packed_layers_of_one_size_count_each_with_their_biases() -> None:
+    """A packed weight comes out as a copy, and copies of one size take each other's address."""
+    made = DynamicInt8().after_loading(nn.Sequential(*(nn.Linear(256, 64) for _ in range(20))))
+    assert weights_report(made)["bytes"] == {"int8": 20 * 256 * 64, "float32": 20 * 64 * 4}
 
 
 @pytest.mark.parametrize(
