@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from components.decoding.sampling import entropy_and_logsumexp
+from components.decoding.sampling import entropy_and_logsumexp, not_finite
 from pipeline.protocols import ForcedTokens, TokenScores
 
 # visit(row, index, logits): raw logits [count, vocabulary] that predict the row's given ids
@@ -58,8 +58,5 @@ def measured(logits: Tensor, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     ids = torch.tensor(list(token_ids), device=logits.device)
     logprobs = logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - totals
     if not bool(torch.stack((entropies, logprobs)).isfinite().all()):
-        raise FloatingPointError(
-            "the model's logits are not finite: choose another quantization (float16 overflows in "
-            "some models)"
-        )
+        raise not_finite()
     return entropies, logprobs

@@ -101,9 +101,9 @@ class Grammars:
         refuse_format(sampling)
         matcher = self._matcher(_written(sampling))
         key, value = _named(sampling)
-        said = (matcher.get_error() or "no error").splitlines()[0]
-        require(not matcher.is_error(), str(key), f"be one that a text can match ({said})", value)
-        return Grammar(matcher.deep_copy())
+        rule = f"be one that a text can match ({_said(matcher)})"
+        require(not matcher.is_error(), str(key), rule, value)
+        return Grammar(matcher.deep_copy(), sampling)
 
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -118,19 +118,24 @@ class Grammar:
     """Where one row stands in its grammar."""
 
     _matcher: "LLMatcher"
+    _sampling: Sampling
     _known: int = 0  # ids read so far
 
     def allowed(self, ids: list[int], size: int) -> Tensor:
         """Which of `size` ids may come after the generated `ids`, bool [size].
 
         Raises:
-            ValueError: the grammar has become too complex to follow.
+            SpecError: the grammar has become too complex to follow.
         """
         self._read(ids)
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         flags = np.unpackbits(words, bitorder="little")[:size].astype(bool)
         if self._matcher.is_error():
-            raise ValueError(f"the format cannot be followed: {self._matcher.get_error()}")
+            key, value = _named(self._sampling)
+            said = f"after {len(ids)} tokens of this answer: {_said(self._matcher)}"
+            require(
+                False, str(key), f"be one that llguidance can follow to its end ({said})", value
+            )
         return torch.from_numpy(np.pad(flags, (0, size - len(flags))))
 
     def is_complete(self, ids: list[int]) -> bool:
@@ -141,3 +146,8 @@ class Grammar:
     def _read(self, ids: list[int]) -> None:
         self._matcher.consume_tokens(ids[self._known :])
         self._known = len(ids)
+
+
+def _said(matcher: "LLMatcher") -> str:
+    """What the library says of a grammar, on one line."""
+    return (matcher.get_error() or "no error").splitlines()[0]

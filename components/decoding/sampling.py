@@ -129,6 +129,14 @@ def eligible(
     return logits if barred is None else logits + barred
 
 
+def not_finite() -> FloatingPointError:
+    """The error of a row whose raw logits are not finite."""
+    return FloatingPointError(
+        "the model's logits are not finite: choose another quantization (float16 overflows in some "
+        "models)"
+    )
+
+
 def barred_by(allowed: Tensor | None) -> Tensor | None:
     """0 for ids that may be drawn, minus infinity for others."""
     if allowed is None:

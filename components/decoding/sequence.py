@@ -11,6 +11,7 @@ from components.decoding.detokenizers import ByteIds, Pieces
 from components.decoding.prompt_encoder import Encoded
 from components.decoding.stop_text import StopText
 from components.decoding.strategy import RowStrategy
+from components.models.out_of_memory import out_of_memory
 from pipeline.protocols import FinishReason, Generation, Request
 from pipeline.spec import Sampling
 
@@ -49,6 +50,7 @@ class TokenSequence:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.cancelled = False
+        self.failure: BaseException | None = None  # why it ended without a generation
         self.start_time: float | None = None
         self._limits = limits
         self._entropies: list[float] = []
@@ -89,8 +91,12 @@ class TokenSequence:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended or was cancelled."""
-        return self.cancelled or self.finish_reason is not None
+        """Whether it has ended, with or without a generation."""
+        return self.cancelled or self.failure is not None or self.finish_reason is not None
+
+    def fail(self, error: BaseException) -> None:
+        """End without a generation: `error` is what whoever waits for it gets."""
+        self.failure = self.failure or error
 
     @property
     def seed(self) -> int:
@@ -103,8 +109,22 @@ class TokenSequence:
     ) -> int:
         """Take the next ids up to the one that ends the sequence; return how many were taken.
 
-        Text that later ids cannot change goes to `on_token`.
+        Text that later ids cannot change goes to `on_token`. What goes wrong with this sequence
+        alone, as with its text or its format, becomes its `failure`.
         """
+        if self.failure is not None:
+            return 0
+        try:
+            return self._accept(tokens, entropies, logprobs)
+        except Exception as error:  # a step is shared: the other sequences go on
+            if out_of_memory(error):
+                raise
+            self.fail(error)
+            return 0
+
+    def _accept(
+        self, tokens: Sequence[int], entropies: Sequence[float], logprobs: Sequence[float]
+    ) -> int:
         num_remaining = self.num_remaining
         candidates = tokens[:num_remaining]
         ends, text = self._limits.end_ids, self._text
@@ -170,7 +190,11 @@ def changed_logits(
 ) -> Tensor:
     """What the next ids are drawn from: raw logits [rows, vocabulary], changed where rows say so.
 
-    `allowed` is as of `RowStrategy.changed`. Raises what that raises.
+    `allowed` is as of `RowStrategy.changed`. A row whose strategy raises gets its error as
+    `failure`, and its raw logits.
+
+    Raises:
+        MemoryError, RuntimeError: memory ran out.
     """
     changing = [n for n, each in enumerate(sequences) if each.strategy and not each.finished]
     if not changing:
@@ -179,5 +203,10 @@ def changed_logits(
     for row in changing:
         strategy = sequences[row].strategy
         assert strategy is not None
-        changed[row] = strategy.changed(changed[row], sequences[row].ids, allowed)
+        try:
+            changed[row] = strategy.changed(changed[row], sequences[row].ids, allowed)
+        except Exception as error:  # a step is shared: the other sequences go on
+            if out_of_memory(error):
+                raise
+            sequences[row].fail(error)
     return changed

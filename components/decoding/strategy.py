@@ -34,6 +34,7 @@ _CHANGING = (
     "regex",
     "json_schema",
 )
+_BARRING = ("no_repeat_ngram_size", "min_new_tokens", "regex", "json_schema")  # make -inf
 
 
 def changing(sampling: Sampling) -> list[str]:
@@ -113,6 +114,9 @@ class RowStrategy:
             logits: not changed.
             ids: of the prompt and of what was generated.
             allowed: bool [vocabulary], False for ids that the tokenizer does not have.
+
+        Raises:
+            SpecError: the format is too complex to follow, or no id is left to draw.
         """
         if self._processors is None:
             of = self._sampling, self._prompt_length, self._end_ids
@@ -124,9 +128,21 @@ class RowStrategy:
         if self.grammar is not None:
             fits = self.grammar.allowed(ids[self._prompt_length :], len(logits))
             scores = scores.masked_fill(~fits.to(logits.device), -torch.inf)
+        self._refuse_nothing(scores[0], allowed)
         if self._typical:
             scores = self._only_typical(scores, allowed)
         return scores[0]
+
+    def _refuse_nothing(self, scores: Tensor, allowed: Tensor | None) -> None:
+        left = scores != -torch.inf
+        if bool((left if allowed is None else left & allowed).any()):
+            return
+        keys = " and ".join(f"sampling.{name}" for name in _BARRING if self._bars(name))
+        values = {name: getattr(self._sampling, name) for name in _BARRING if self._bars(name)}
+        require(False, keys, "leave an id to draw at every step; here they bar all", values)
+
+    def _bars(self, name: str) -> bool:
+        return bool(getattr(self._sampling, name) != getattr(Sampling(), name))
 
     def _only_typical(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
         others = replace(self._sampling, repetition_penalty=1.0)

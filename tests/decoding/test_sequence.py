@@ -73,3 +73,17 @@ def test_all_reasons_come_up_in_the_cases_above() -> None:
     cases = [case(seed)[:2] for seed in range(300)]
     reasons = {run(row(*settings, []), ids, [4] * 60).finish_reason for ids, settings in cases}
     assert reasons == {"eos", "stop_token", "max_new_tokens", "max_context"}
+
+
+def test_what_goes_wrong_with_its_text_is_its_failure_and_it_takes_no_more() -> None:
+    def broken(ids: Sequence[int]) -> str:
+        raise OverflowError("this tokenizer reads no such id")
+
+    made = row(9, 30, (), []).request
+    for failing in (
+        TokenSequence(made, Encoded([]), Limits(frozenset(), 30), broken),
+        TokenSequence(made, Encoded([]), Limits(frozenset(), 30), decode, PIECES),
+    ):
+        assert failing.accept([len(SPELLED)], [0.0], [0.0]) == 0, "an id that has no spelling"
+        assert failing.finished and isinstance(failing.failure, OverflowError | IndexError)
+        assert failing.accept([0], [0.0], [0.0]) == 0 and failing.token_ids == []

@@ -5,8 +5,7 @@ ids before it alone, and no guess changes a text. The assistant's guesses are dr
 noise, which makes more of them right.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from transformers import (
 )
 
 from components.decoding.fast_draw import sample
-from components.decoding.sampling import SamplingTensors
+from components.decoding.sampling import SamplingTensors, not_finite
 from components.decoding.sequence import TokenSequence
 from components.models.checkpoint import prepare, resolve
 from components.models.loading import LoadableQuantization, load_model
@@ -74,14 +73,13 @@ class AssistedDecoder:
         self._assistant = assistant
         self._allowed = allowed
 
-    def run(self, sequence: TokenSequence, finish: Callable[[TokenSequence], None]) -> None:
-        """Decode to the end; `finish` is called then.
+    def run(self, sequence: TokenSequence) -> None:
+        """Decode to the end.
 
         Raises:
             FloatingPointError: the model's logits are not finite.
             ValueError: the model's cache cannot go back to where a guess was wrong.
         """
-        sequence.start_time = sequence.start_time or time.perf_counter()
         draws = _Draws(sequence, self._allowed)
         ids = torch.tensor([sequence.ids], device=self._model.device)
         make: Any = GenerationConfig
@@ -99,7 +97,6 @@ class AssistedDecoder:
             logits_processor=LogitsProcessorList([draws]),
             stopping_criteria=StoppingCriteriaList([_Accepted(sequence, draws)]),
         )
-        finish(sequence)
 
 
 class _Draws(LogitsProcessor):
@@ -149,8 +146,6 @@ class _Accepted(StoppingCriteria):
                 break
             token, entropy, logprob = self._draws.drawn.pop(index)
             if not torch.isfinite(torch.tensor(entropy + logprob)):
-                raise FloatingPointError(
-                    "the model's logits are not finite: choose another quantization"
-                )
+                raise not_finite()
             sequence.accept([token], [entropy], [logprob])
         return torch.tensor([sequence.finished], device=input_ids.device)

@@ -354,7 +354,8 @@ class HfBackend(Backend):
             self.steps,
         )
         if request.on_token is not None:
-            request = dataclasses.replace(request, on_token=on_this_loop(request.on_token))
+            told = on_this_loop(request.on_token, lambda error: row.fail(error))
+            request = dataclasses.replace(request, on_token=told)
         row = TokenSequence(request, prompt, self._limits, encoder.decode, encoder.pieces, strategy)
         self._unfinished.add(row)
         try:

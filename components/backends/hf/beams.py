@@ -1,6 +1,5 @@
 """Beam search: Transformers' own, for one prompt at a time, whose beams are its samples."""
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,32 +40,25 @@ class BeamSearch:
         self._use_cache = use_cache
         self._found: OrderedDict[str, list[Beam]] = OrderedDict()
 
-    def run(
-        self, sequences: Sequence[TokenSequence], finish: Callable[[TokenSequence], None]
-    ) -> None:
-        """Give every sequence the beam of its index; `finish` is called with each.
+    def run(self, sequence: TokenSequence) -> None:
+        """Give a sequence the beam of its index.
 
         Raises:
-            ValueError: the search ended with fewer texts than a sequence asks for.
+            ValueError: the search ended with fewer texts than the sequence asks for.
         """
-        for sequence in sequences:
-            if sequence.finished:
-                continue
-            sequence.start_time = sequence.start_time or time.perf_counter()
-            beams = self._beams(sequence)
-            if sequence.cancelled:
-                continue
-            place = sequence.request.group.index
-            if place >= len(beams):
-                raise ValueError(
-                    f"the beam search found {len(beams)} texts: lower sampling.num_samples"
-                )
-            beam = beams[place]
-            scores = TokenScores([], [])
-            if sequence.request.entropy:
-                (scores,) = self._score([ForcedTokens(sequence.prompt.ids, beam)])
-            sequence.accept(beam, scores.entropies, scores.logprobs)
-            finish(sequence)
+        beams = self._beams(sequence)
+        if sequence.cancelled:
+            return
+        place = sequence.request.group.index
+        if place >= len(beams):
+            raise ValueError(
+                f"the beam search found {len(beams)} texts: lower sampling.num_samples"
+            )
+        beam = beams[place]
+        scores = TokenScores([], [])
+        if sequence.request.entropy:
+            (scores,) = self._score([ForcedTokens(sequence.prompt.ids, beam)])
+        sequence.accept(beam, scores.entropies, scores.logprobs)
 
     def _beams(self, sequence: TokenSequence) -> list[Beam]:
         request = sequence.request

@@ -1,6 +1,7 @@
 """The reference decoder: Transformers' `generate` over static batches."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,9 @@ from components.backends.hf.padding import Sharing, padded, rotary_switch, separ
 from components.backends.hf.phase_times import PhaseTimes
 from components.backends.hf.rowwise import make_repeatable
 from components.decoding.fast_draw import draw
-from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp
+from components.decoding.sampling import SamplingTensors, entropy_and_logsumexp, not_finite
 from components.decoding.sequence import TokenSequence, changed_logits
+from components.models.out_of_memory import out_of_memory
 from pipeline.protocols import BackendLostError
 
 Finish = Callable[[TokenSequence], None]
@@ -80,30 +82,44 @@ class StaticDecoder:
     def run(self, sequences: Sequence[TokenSequence], finish: Finish) -> None:
         """Decode sequences; `finish` is called with each as soon as it has ended.
 
+        What goes wrong with one of them alone, as with its format or where the model's logits are
+        not finite, becomes its `failure`.
+
         Raises:
-            FloatingPointError: the model's logits are not finite.
             RuntimeError: what torch raises, out of memory included; sequences keep what they have.
         """
         torch.set_num_threads(self._threads)  # holds for the calling thread
         searches = [each for each in sequences if each.request.sampling.num_beams > 1]
-        if searches:
-            with self._phases.of("decode"), torch.inference_mode(), within_context(self._model):
-                self._beams.run(searches, finish)
+        self._one_by_one(self._beams.run, searches, finish)
         sequences = [each for each in sequences if each.request.sampling.num_beams == 1]
         if self._assisted is not None:
-            for sequence in sequences:
-                if not sequence.finished:
-                    with (
-                        self._phases.of("decode"),
-                        torch.inference_mode(),
-                        within_context(self._model),
-                    ):
-                        self._assisted.run(sequence, finish)
+            self._one_by_one(self._assisted.run, sequences, finish)
             return
         for part in separate(sequences, self._sharing, self._switch):
             unfinished = [sequence for sequence in part if not sequence.finished]
             if unfinished:
                 self._generate(unfinished, finish)
+
+    def _one_by_one(
+        self,
+        decode: Callable[[TokenSequence], None],
+        sequences: Sequence[TokenSequence],
+        finish: Finish,
+    ) -> None:
+        """Decode sequences alone, each to its end; what one raises is its own failure."""
+        for sequence in sequences:
+            if sequence.finished:
+                continue
+            sequence.start_time = sequence.start_time or time.perf_counter()
+            try:
+                with self._phases.of("decode"), torch.inference_mode(), within_context(self._model):
+                    decode(sequence)
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+                sequence.fail(error)
+            if not sequence.cancelled:
+                finish(sequence)
 
     def _generate(self, sequences: Sequence[TokenSequence], finish: Finish) -> None:
         started = time.perf_counter()
@@ -167,6 +183,7 @@ class _Step(LogitsProcessor):
         )
         self._lockstep = lockstep
         self._seen: Tensor | None = None
+        self._over: set[int] = set()  # places of sequences that `finish` was called with
 
     @property
     def all_finished(self) -> bool:
@@ -207,24 +224,21 @@ class _Step(LogitsProcessor):
         entropy = total = chosen  # their difference is 0, or NaN where the logits are not finite
         if self._measures:
             entropy, total = entropy_and_logsumexp(logits)
-        both = torch.stack((entropy, chosen - total))
-        if not bool(both.isfinite().all()):
-            raise FloatingPointError(
-                f"the model's logits are not finite in {self._sequences[0].request.trace_id}: "
-                "choose another quantization (float16 overflows in some models)"
-            )
-        entropies, logprobs = both.tolist()
+        entropies, logprobs = torch.stack((entropy, chosen - total)).tolist()
         return entropies, logprobs
 
     def _accept(self, tokens: Tensor, entropies: list[float], logprobs: list[float]) -> None:
         finished = []
-        for sequence, token, entropy, logprob in zip(
-            self._sequences, tokens.tolist(), entropies, logprobs, strict=True
+        for place, (sequence, token, entropy, logprob) in enumerate(
+            zip(self._sequences, tokens.tolist(), entropies, logprobs, strict=True)
         ):
+            if not sequence.finished and not math.isfinite(entropy + logprob):
+                sequence.fail(not_finite())
             if not sequence.finished:
                 sequence.accept([token], [entropy], [logprob])
-                if sequence.finish_reason is not None:
-                    self._finish(sequence)
+            if sequence.finished and not sequence.cancelled and place not in self._over:
+                self._over.add(place)
+                self._finish(sequence)
             finished.append(sequence.finished)
         self.finished = torch.tensor(finished, device=tokens.device)
 

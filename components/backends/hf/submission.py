@@ -19,7 +19,6 @@ class QueuedSequence:
     order: tuple[int, int]  # (trace, serial number): sequences of earlier traces go first
     sequence: TokenSequence
     future: asyncio.Future[Generation]
-    error: BaseException | None = None  # why it ended without a generation
 
 
 class Submissions:
@@ -73,8 +72,8 @@ def hand_back(finished: Iterable[QueuedSequence]) -> None:
     for queued in finished:
         if queued.future.done():
             continue
-        if queued.error is not None:
-            queued.future.set_exception(queued.error)
+        if queued.sequence.failure is not None:
+            queued.future.set_exception(queued.sequence.failure)
         else:
             queued.future.set_result(queued.sequence.generation())
 
@@ -86,11 +85,27 @@ def fail(queue: Iterable[QueuedSequence], error: BaseException) -> None:
             queued.future.set_exception(error)
 
 
-def on_this_loop(callback: Callable[[str], None]) -> Callable[[str], None]:
-    """The callback, to be called from any thread, run on the present event loop."""
+def on_this_loop(
+    callback: Callable[[str], None], failed: Callable[[Exception], None]
+) -> Callable[[str], None]:
+    """The callback, to be called from any thread, run on the present event loop.
+
+    What it raises goes to `failed`, and it is not called again.
+    """
     loop = asyncio.get_running_loop()
+    broken = False
 
     def call(text: str) -> None:
-        loop.call_soon_threadsafe(callback, text)
+        nonlocal broken
+        if broken:
+            return
+        try:
+            callback(text)
+        except Exception as error:  # whoever listens may raise anything; other rows go on
+            broken = True
+            failed(error)
 
-    return call
+    def pass_on(text: str) -> None:
+        loop.call_soon_threadsafe(call, text)
+
+    return pass_on

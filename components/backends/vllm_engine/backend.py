@@ -222,6 +222,8 @@ class VllmBackend(Backend):
                     row.accept(ids, [0.0] * len(ids), chosen)
                     if row.finished:
                         break
+            if row.failure is not None:
+                raise row.failure
             if not row.finished:
                 raise BackendLostError("vLLM ended a request before its cap or its end of turn")
             if not measure:

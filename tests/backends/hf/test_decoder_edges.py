@@ -1,6 +1,7 @@
 """What goes wrong with one row, or with one step, leaves the other rows as they are."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from components.backends.hf.backend import HfBackend
 from components.backends.hf.slots.torch_steps import TorchSteps
 from pipeline.protocols import Generation, Group, Message, Prompt, Request
-from pipeline.spec import Sampling
+from pipeline.spec import Sampling, SpecError
 from tests.fakes.slots import backend, decode, same
 from tests.fakes.tiny_models import tiny
 
@@ -137,3 +138,98 @@ def test_whatever_ends_the_decoder_reaches_the_rows_that_waited(llama: Path, dec
     errors = asyncio.run(run())
     assert len(errors) == 6
     assert all("not callable" in str(error) for error in errors)
+
+
+TOO_COMPLEX = "x(.{0,200}[a-k].{0,200}b){2,200}"  # llguidance gives up after some 150 bytes of it
+DECODERS = ["slots", "generate"]
+
+
+def beside(made: HfBackend, bad: Request, good: Sequence[Request]) -> tuple[Any, list[Generation]]:
+    """What becomes of `bad`, and the rows that are in the decoder with it."""
+
+    async def run() -> list[Any]:
+        async with made:
+            asked = [good[0], bad, *good[1:]]
+            return await asyncio.gather(*map(made.generate, asked), return_exceptions=True)
+
+    told = asyncio.run(run())
+    rows = [row for row in told if isinstance(row, Generation)]
+    assert [len(row.token_ids) for row in rows] == [each.cap for each in good], "all others ended"
+    return told[1], rows
+
+
+def checked(folder: Path, decoder: str, bad: Request) -> BaseException:
+    """The error of `bad`, where the rows beside it are what they are without it."""
+    good = [ask("red bird", 1, cap=190), ask("a hill", 2, cap=20)]
+    sizes = {"slots": 3, "batch_size": 3}
+    failed, rows = beside(backend(folder, decoder=decoder, **sizes), bad, good)
+    expected = decode(backend(folder, decoder=decoder, **sizes), good)
+    for row, alone in zip(rows, expected, strict=True):
+        assert row.token_ids == alone.token_ids
+    assert isinstance(failed, BaseException)
+    return failed
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_format_that_becomes_too_complex_fails_its_row_alone(decoder: str, llama: Path) -> None:
+    bad = ask("hello", 0, cap=900)
+    bad = replace(bad, sampling=Sampling(temperature=1.0, regex=TOO_COMPLEX))
+    failed = checked(llama, decoder, bad)
+    assert isinstance(failed, SpecError)
+    assert re.match(
+        r"sampling\.regex must be one that llguidance can follow to its end \(after \d+ tokens of "
+        r"this answer: lexer error: .*\), got 'x",
+        str(failed),
+    )
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_settings_that_bar_every_id_fail_their_row_alone(decoder: str, llama: Path) -> None:
+    sampling = Sampling(temperature=1.0, regex="(ab)+", no_repeat_ngram_size=1)
+    failed = checked(llama, decoder, replace(ask("hello", 0, cap=9), sampling=sampling))
+    said = r"sampling\.no_repeat_ngram_size and sampling\.regex must leave an id to draw"
+    assert isinstance(failed, SpecError) and re.match(said, str(failed))
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_listener_that_raises_fails_its_row_alone_and_hears_no_more(
+    decoder: str, llama: Path
+) -> None:
+    heard: list[str] = []
+
+    def broken(text: str) -> None:
+        heard.append(text)
+        raise BrokenPipeError("nobody reads")
+
+    failed = checked(llama, decoder, replace(ask("hello", 0, cap=90), on_token=broken))
+    assert isinstance(failed, BrokenPipeError) and len(heard) == 1
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_row_that_is_not_finite_fails_alone(decoder: str, llama: Path) -> None:
+    good = [ask("red bird", 1, cap=40), ask("a hill", 2, cap=20)]
+    alone = decode(backend(llama, decoder=decoder), good)
+    made = backend(llama, decoder=decoder, slots=3, batch_size=3)
+
+    async def run() -> list[Any]:
+        async with made:
+            spoil(made, " zebra")
+            asked = [good[0], ask("a zebra", 0, cap=30), good[1]]
+            return await asyncio.gather(*map(made.generate, asked), return_exceptions=True)
+
+    first, failed, last = asyncio.run(run())
+    assert isinstance(failed, FloatingPointError)
+    assert [first.token_ids, last.token_ids] == [row.token_ids for row in alone]
+
+
+def test_a_row_that_fails_where_rows_are_guessed_or_searched_fails_alone(llama: Path) -> None:
+    good = [ask("red bird", 1, cap=9), ask("a hill", 2, cap=9)]
+    barred = Sampling(temperature=1.0, regex="(ab)+", no_repeat_ngram_size=1)
+    guessing = backend(llama, decoder="generate", assistant_model=str(llama), batch_size=3)
+    failed, _ = beside(guessing, replace(ask("hello", 0, cap=9), sampling=barred), good)
+    assert isinstance(failed, SpecError)
+    searched = Sampling(temperature=0.0, num_beams=2)
+    beyond = replace(ask("hello", 0, cap=3), sampling=searched, group=Group("p0", 7, 8))
+    searching = backend(llama, decoder="generate", batch_size=3)
+    failed, _ = beside(searching, beyond, [replace(each, sampling=searched) for each in good])
+    assert isinstance(failed, ValueError) and "lower sampling.num_samples" in str(failed)

@@ -175,7 +175,7 @@ def test_every_row_holds_what_it_would_alone_however_far_the_device_is_ahead(see
         for _ in range(min(len(job.coming), rng.randint(0, 6))):
             scheduler.add(job.coming.pop(0))
         for queued in scheduler.step():
-            assert queued.error is None
+            assert queued.sequence.failure is None
             if rng.random() < 0.3:
                 job.go_on(queued)
             if rng.random() < 0.5:
@@ -209,7 +209,7 @@ def test_a_row_that_fills_the_cache_to_the_last_token_is_not_refused(ahead: int)
         over: list[QueuedSequence] = []
         while not over:
             over = scheduler.step()
-        assert over[0].error is None
+        assert over[0].sequence.failure is None
 
 
 @pytest.mark.parametrize("ahead", [1, 4, 8])

@@ -10,11 +10,8 @@ from components.backends.hf.slots.pages import Allocation, Copy, PageAllocator
 from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
 from components.backends.hf.slots.waiting import WaitingQueue
 from components.backends.hf.submission import QueuedSequence
+from components.decoding.sampling import not_finite
 
-_NOT_FINITE = (
-    "the model's logits are not finite: choose another quantization (float16 overflows in some "
-    "models)"
-)
 _DECODING_PER_PREFILL = 32  # a prefill starts at once with one prompt per this many that decode
 _DECODING_PER_JOINING = 4  # a decode launch waits if fewer decode, per sequence about to join
 _SHORT_PREFILL = 8  # chunks: longer prefills are not waited for in that way
@@ -117,7 +114,7 @@ class Scheduler:
 
     def step(self) -> list[QueuedSequence]:
         """Admit, prefill a chunk, decode, and return the sequences that have ended."""
-        self._remove_cancelled()
+        self._remove_ended()
         self._admit()
         if self._prefill_is_due():
             self._prefill()
@@ -158,10 +155,13 @@ class Scheduler:
         short = tokens <= _SHORT_PREFILL * self._chunk
         return len(joining) * (_DECODING_PER_JOINING if short else 1)
 
-    def _remove_cancelled(self) -> None:
-        self._waiting.remove_finished()
+    def _remove_ended(self) -> None:
+        """Let go of sequences that were cancelled, or failed, since the last step."""
+        self._finished += [each for each in self._waiting.remove_finished() if _failed(each)]
         for active in [active for active in self._active if active.sequence.finished]:
             self._remove(active, retain=False)
+            if _failed(active.queued):
+                self._finished.append(active.queued)
 
     def _admit(self) -> None:
         """Give pages to waiting sequences."""
@@ -230,10 +230,11 @@ class Scheduler:
 
     def _refuse(self, queued: QueuedSequence) -> None:
         size = self.pages.count * self.pages.size
-        queued.error = MemoryError(
+        error = MemoryError(
             f"the cache of {size} tokens cannot hold a single row of {len(queued.sequence.ids)} "
             "tokens and what follows: lower model.max_length or the caps in sampling"
         )
+        queued.sequence.fail(error)
         self._finished.append(queued)
 
     def _remove(self, active: ActiveSequence, retain: bool) -> None:
@@ -256,14 +257,13 @@ class Scheduler:
             count = active.sequence.accept(tokens, entropies, logprobs)
             active.cached.ids += tokens[:count]
             if not math.isfinite(sum(logprobs[:count])):
-                active.queued.error = FloatingPointError(_NOT_FINITE)
-                self._finish(active)
-            elif active.sequence.finish_reason is not None:
+                active.sequence.fail(not_finite())
+            if active.sequence.failure is not None or active.sequence.finish_reason is not None:
                 self._finish(active)
 
     def _finish(self, active: ActiveSequence) -> None:
         cached = active.cached
-        if active.queued.error is not None:
+        if _failed(active.queued):
             self._purge(active)
         else:
             cached.computed = min(cached.computed, len(cached.ids) - 1)
@@ -271,8 +271,12 @@ class Scheduler:
         self._finished.append(active.queued)
 
     def _purge(self, active: ActiveSequence) -> None:
-        """Erase a sequence that is not finite: masked attention multiplies what it left by 0."""
+        """Erase what a failed sequence left: masked attention multiplies it by 0, also a NaN."""
         count, pages = active.cached.computed, active.cached.pages
         self._remove(active, retain=False)
         unused = self.pages.unused(pages)
         self.steps.wipe(unused, min(count, self.pages.size))
+
+
+def _failed(queued: QueuedSequence) -> bool:
+    return queued.sequence.failure is not None

@@ -31,11 +31,13 @@ class WaitingQueue:
         """Put a sequence in its place."""
         bisect.insort(self._queue, queued, key=lambda each: each.order)
 
-    def remove_finished(self) -> None:
-        """Forget sequences that were cancelled while they waited."""
-        for queued in [queued for queued in self._queue if queued.sequence.finished]:
+    def remove_finished(self) -> list[QueuedSequence]:
+        """Forget sequences that were cancelled or failed while they waited, and return them."""
+        ended = [queued for queued in self._queue if queued.sequence.finished]
+        for queued in ended:
             self._queue.remove(queued)
             self._queries.pop(queued, None)
+        return ended
 
     def admit(self, num_active: int, slots: int) -> list[tuple[QueuedSequence, Allocation | None]]:
         """Take sequences that can start out of the queue, each with its pages.
