@@ -30,7 +30,7 @@ OTHERS = {
     "/system": "TEXT: the system prompt; without a text it is taken away",
     "/cue": "[TEXT]: make the model reconsider its last answer, and show both",
     "/think": "on|off: think between tags before the answer",
-    "/entropy": "on|off: show each answer again, shaded by the entropy of its tokens",
+    "/entropy": "on|off: show each answer again, with the entropy of its tokens",
     "/save": "FILE.yaml: the settings as a sampling option; FILE.json: the conversation; "
     "FILE.txt: the text, with mode=completion",
     "/load": "FILE: what /save wrote",

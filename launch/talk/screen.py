@@ -1,6 +1,7 @@
 """What a chat shows: text as it comes, reasoning dimmed, tokens shaded by entropy."""
 
 import math
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -58,7 +59,8 @@ class Screen:
             if reasoning and not self._reasoned:  # the service did not stream it
                 self.say(f"[reasoning] {reasoning}", "dim")
             if entropy:
-                self._console.print(shaded(generation), soft_wrap=True)
+                shown = shaded if self._console.color_system else numbered
+                self._console.print(shown(generation), soft_wrap=True)
         self.say(f"[{cost_line(answer)}]", "dim")
 
     def both(self, before: Answer, after: Answer) -> None:
@@ -74,12 +76,23 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def numbered(generation: Generation) -> Text:
+    """A generation's text for where there are no colours: behind each token its entropy in nats."""
+    return Text("".join(f"{token}[{entropy:.2f}]" for token, entropy in _tokens(generation)))
+
+
 def shaded(generation: Generation) -> Text:
     """A generation's text, each token on a background that says how unsure the model was."""
-    text, start = Text(), 0
-    for end, entropy in zip(generation.ends or (), generation.entropies or (), strict=False):
+    text = Text()
+    for token, entropy in _tokens(generation):
         share = 0.0 if math.isnan(entropy) else min(entropy / MOST, 1.0)
-        shade = SHADES[round(share * (len(SHADES) - 1))]
-        text.append(printable(generation.spelled[start:end]), shade)
-        start = max(start, end)
+        text.append(token, SHADES[round(share * (len(SHADES) - 1))])
     return text
+
+
+def _tokens(generation: Generation) -> Iterator[tuple[str, float]]:
+    """Each token's own part of the text, printable, with its entropy."""
+    start = 0
+    for end, entropy in zip(generation.ends or (), generation.entropies or (), strict=False):
+        yield printable(generation.spelled[start:end]), entropy
+        start = max(start, end)

@@ -1,6 +1,7 @@
 """launch/chat.py as a user meets it: typed into a terminal, piped, or with nothing to answer."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def test_models_of_our_own_architectures_continue_a_text(model: str, tmp_path: P
     assert ("checkpoint-3" if model == "memory" else model) in done.stdout
     assert "completion" in done.stdout
     assert done.stdout.count("8 tokens") == 2, done.stdout
+    # A pipe has no colours: each token of the second answer is followed by its entropy.
+    assert len(re.findall(r"\[\d+\.\d\d\]", done.stdout)) == 8, done.stdout
 
 
 class Terminal:
