@@ -5,6 +5,10 @@
 
 import os
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "passive"
 )  # before torch: spinning waits stall a busy machine

@@ -1,5 +1,10 @@
 """Solves Rush Hour boards (`boards.py solve FILE.jsonl`), or makes some (`generate --size 5`)."""
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import json
 import sys

@@ -16,6 +16,11 @@ U+FFFD outside of JSON lines. Spreadsheets run a text that begins like a
 formula; formulas=escape puts an apostrophe before such a text.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import csv
 import json

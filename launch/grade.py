@@ -6,6 +6,11 @@ Further columns of a line (a `board`, `choices`) are the task's to use; `task.*`
 for a run.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import json
 import sys

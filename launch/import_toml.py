@@ -8,6 +8,11 @@ must say false to them.
 HF_TOKEN comes from the environment alone.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import sys
 from collections.abc import Sequence

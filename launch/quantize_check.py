@@ -8,6 +8,10 @@ says where rows, CSV file and picture go. The same line again measures only what
 
 import os
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "passive"
 )  # before torch: spinning waits stall a busy machine

@@ -3,6 +3,11 @@
 `python launch/report.py outputs/ --serve` shows many runs in a browser while they go on.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import sys
 from collections.abc import Sequence

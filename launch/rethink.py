@@ -4,6 +4,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from launch.config.interrupts import guard
+
 LAUNCH = Path(__file__).resolve().parent
 
 
@@ -15,6 +17,7 @@ def doors() -> dict[str, Path]:
 
 def main() -> int:
     """Run the door that the first word names, with the rest of the line."""
+    guard()
     names = ", ".join(doors())
     if not (LAUNCH.parent / "conf").is_dir():
         print(f"error: {LAUNCH.parent} has no conf/: install a checkout of Rethink as editable")

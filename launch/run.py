@@ -2,16 +2,15 @@
 
 import os
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
 os.environ.setdefault(
     "OMP_WAIT_POLICY", "passive"
 )  # before torch: spinning waits stall a busy machine
 
-import signal
 import sys
-
-if __name__ == "__main__":
-    # Ctrl-C while libraries load ends the process as it ends any other, without a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import hydra
 from hydra.core.hydra_config import HydraConfig

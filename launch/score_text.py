@@ -14,6 +14,11 @@ A judge is a run like any other: stopped, it goes on where it was, `--judge run.
 what each metric may cost, and any YAML in conf/task/judge/ is a metric.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import math
 import sys

@@ -3,13 +3,17 @@
 `--manifest FILE` writes the overrides of every point that is not whole, for `run.manifest=FILE`.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import datetime
 import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -67,7 +71,7 @@ def _overrides(point: PointStatus) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Show until every point is whole or the person leaves; status 2 where there is no run."""
+    """Show until every point is whole; status 2 where there is no run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders of them")
     parser.add_argument("--once", action="store_true", help="print once and end, as into a pipe")
@@ -93,7 +97,7 @@ def _show(given: argparse.Namespace) -> int:
         return 0
     if not points:
         console.print(f"waiting for a first run.json below {where}", markup=False)
-    with suppress(KeyboardInterrupt), Live(table(points), refresh_per_second=4) as live:
+    with Live(table(points), refresh_per_second=4) as live:
         while not points or any(point.state != "complete" for point in points):
             time.sleep(given.seconds)
             points = reader.points()

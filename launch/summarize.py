@@ -6,6 +6,11 @@ be given; rows are read as a stream. Tables go to CSV files with --save_csv, --p
 --csv_dir.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import re
 import sys

@@ -6,6 +6,11 @@ One line for each option of `task=`: how many examples it holds where the data s
 task, how an answer is judged, where the data comes from, and what it asks.
 """
 
+from launch.config.interrupts import guard
+
+if __name__ == "__main__":
+    guard()  # before libraries load
+
 import argparse
 import inspect
 import sys

@@ -228,5 +228,4 @@ def test_ctrl_c_while_libraries_load_leaves_no_traceback(tmp_path: Path) -> None
         time.sleep(0.4)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    # A fast machine is past its imports by then, where Ctrl-C is told in a sentence.
-    assert process.returncode in (-signal.SIGINT, 130) and "Traceback" not in errors
+    assert process.returncode == 130 and "Traceback" not in errors

@@ -4,7 +4,6 @@ import io
 import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -20,12 +19,12 @@ from omegaconf.errors import (
 )
 
 from launch.config.cluster import Cluster
+from launch.config.interrupts import INTERRUPTED, SENTENCE, interruptible
 from launch.config.words import CONF, CONFIG_FLAGS, LAUNCHER, overrides_of_folders, spelled_out
 from pipeline.protocols import BackendLostError
 from pipeline.spec import ModelSpec, Run, Sampling, SpecError
 from pipeline.store.files import StoreError
 
-INTERRUPTED = 130
 REFUSALS = (SpecError, StoreError, BackendLostError, HydraException, OmegaConfBaseException)
 REFUSED = 2
 TRACEBACKS = "HYDRA_FULL_ERROR"  # Hydra hands exceptions on where it is 1, else it prints them
@@ -51,7 +50,7 @@ ELSEWHERE = {
 PARTS = {"sampling": Sampling, "run": Run, "model": ModelSpec}
 
 
-def ended(work: Callable[[], int | None], interrupted: str = "interrupted") -> int:
+def ended(work: Callable[[], int | None], interrupted: str = SENTENCE) -> int:
     """The status of `work`; 2 where it was refused or a file failed, with the reason printed.
 
     Ctrl-C ends it with status 130 and the sentence `interrupted`, without a traceback.
@@ -60,9 +59,10 @@ def ended(work: Callable[[], int | None], interrupted: str = "interrupted") -> i
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = work() or 0
-        sys.stdout.flush()
-        return status
+        with interruptible():
+            status = work() or 0
+            sys.stdout.flush()
+            return status
     except BrokenPipeError:  # whoever read this, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -76,7 +76,6 @@ def ended(work: Callable[[], int | None], interrupted: str = "interrupted") -> i
 
 def run_application(application: Callable[[], None]) -> int:
     """Run a Hydra application as a command. With HYDRA_FULL_ERROR=1 tracebacks are shown."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = os.environ.get(TRACEBACKS) == "1"
     os.environ[TRACEBACKS] = "1"
 
@@ -84,15 +83,10 @@ def run_application(application: Callable[[], None]) -> int:
         sys.argv[1:] = arguments(sys.argv[1:])
         application()
 
-    try:
-        if wanted:
-            work()
-            return 0
-        return ended(work)
-    except KeyboardInterrupt:  # before or after the run, which ends by itself
-        return INTERRUPTED
-    finally:  # Ctrl-C while the interpreter ends its threads leaves no traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if wanted:
+        work()
+        return 0
+    return ended(work)
 
 
 def arguments(given: Sequence[str]) -> list[str]:

@@ -96,10 +96,7 @@ def _sentence(text: str) -> bytes:
 
 
 def serve(runs: LiveRuns, host: str, port: int, tell: Callable[[str], None] = print) -> None:
-    """Serve until the person presses Ctrl-C."""
+    """Serve until the person presses Ctrl-C, which is raised."""
     with serving(runs, host, port) as server:
         tell(f"http://{host}:{server.server_address[1]}/ (Ctrl-C ends it)")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            tell("ended")
+        server.serve_forever()

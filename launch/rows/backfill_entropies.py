@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launch.config.command_line import INTERRUPTED
 from launch.config.compose import build, build_backend, component_class
+from launch.config.interrupts import INTERRUPTED
 from launch.config.words import CONF
 from launch.rows.backfill_points import require_same_model
 from launch.rows.backfill_spec import Backfill, BackfillSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from launch.config.command_line import INTERRUPTED
+from launch.config.interrupts import INTERRUPTED
 from launch.running.files import log_into, log_name, write_config_once
 from launch.running.progress import Progress
 from launch.running.screen import print_summary

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from components.ranks.place import place
 from launch.config.cluster import check_cluster
-from launch.config.command_line import INTERRUPTED
 from launch.config.compose import build_backend
+from launch.config.interrupts import INTERRUPTED
 from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.running.here import run_ready
 from launch.running.text_output import refuse_one_file_for_several, write_text
