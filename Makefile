@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY := passive
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization test-distributed test-vllm check golden test-soak bench
+.PHONY: help install demo test test-tracking test-browser test-slurm test-gateways test-quantization test-gptq test-distributed test-vllm check golden test-soak bench
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,15 @@ test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills
 
 test-quantization: $(STAMP)  ## minutes: every quantization on the embedded model, against its full precision
 	$(BIN)/python -m pytest -m slow tests/quantization
+
+# gptqmodel pins a NumPy, and later versions want a later torch, so it lies beside the packages and not among them.
+$(VENV)/gptqmodel/installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(@D) gptqmodel==7.6.0 optimum==2.3.0 \
+		defuser==0.0.28 device-smi==0.5.7 logbar==0.4.15 pillow==13.0.0 pypcre==0.6.4 tokenicer==0.0.14
+	@touch $@
+
+test-gptq: $(VENV)/gptqmodel/installed  ## minutes: checkpoints of GPTQ and AWQ, on the processor
+	PYTHONPATH=$(VENV)/gptqmodel $(BIN)/python -m pytest tests/quantization/test_gptq.py
 
 # vLLM wants a torch and a Transformers of its own. What it brings for pictures and sound does not load beside torch's CPU build.
 $(VLLM)/installed: setup.cfg

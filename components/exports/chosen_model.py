@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from components.models.checkpoint import Checkpoint, prepare
 from components.models.hashes import TOKENIZER_FILES
 from components.models.source import local_folder
-from components.models.weight_files import read_json
+from components.models.weight_files import quantization_method
 from components.quantization.precision import Precision
 from pipeline.spec import ModelSpec, SpecError, require
 
@@ -42,9 +42,7 @@ class ChosenModel:
     def stored_quantization(self) -> str | None:
         """How the checkpoint's weights are quantized already (`gptq`, ...), or None."""
         folder = local_folder(prepare(self.checkpoint, self.cache).weights)
-        config = folder / "config.json" if folder else None
-        stored = read_json(config).get("quantization_config") if config else None
-        return str(stored.get("quant_method", stored)) if isinstance(stored, dict) else None
+        return quantization_method(folder) if folder else None
 
     def require_memory(self, to: str) -> None:
         """Refuse a model that has no memory of the kind of our architecture. Raises SpecError."""

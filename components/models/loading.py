@@ -17,6 +17,7 @@ from components.models.architecture import register
 from components.models.checkpoint import Checkpoint
 from components.models.out_of_memory import out_of_memory
 from components.models.source import Source, local_folder
+from components.models.stored_quantization import refuse_unreadable, settle, stored_quantization
 from components.models.tensors import refuse_incomplete
 from components.models.weight_files import tensor_names
 from pipeline.protocols import Quantization
@@ -90,7 +91,9 @@ def load_model(
         placed = placement
     with _errors_as_sentences(spec), quietly():
         config = _config(source, spec)
-        quantization.refuse(device.type, capability_of(device), stored_quantization(config))
+        stored = stored_quantization(config)
+        quantization.refuse(device.type, capability_of(device), stored)
+        refuse_unreadable(stored)
         given = quantization.load_kwargs()
         if "quantization_config" in given:
             _refuse_without_layers(config, spec, quantization.name)
@@ -104,7 +107,7 @@ def load_model(
         beside = checkpoint.adapter is not None and not spec.merge_adapter
         if checkpoint.adapter is None or beside:
             model = _from_pretrained(source, {**arguments, **given})
-        elif stored := stored_quantization(config):
+        elif stored:
             raise SpecError(
                 f"model.merge_adapter must be false: these weights are stored quantized ({stored}),"
                 " and what is added to them is rounded away"
@@ -112,6 +115,7 @@ def load_model(
         else:
             model = _with_adapter(checkpoint, arguments, given)
     with quietly():
+        settle(model)
         model = quantization.after_loading(model)
     if beside:
         with _errors_as_sentences(spec), quietly():
@@ -126,15 +130,6 @@ def capability_of(device: torch.device) -> float | None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     return major + minor / 10
-
-
-def stored_quantization(config: PreTrainedConfig) -> str | None:
-    """How a checkpoint's weights are quantized already (`gptq`, `awq`, ...), or None."""
-    stored = getattr(config, "quantization_config", None)
-    if stored is None:
-        return None
-    method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
-    return str(getattr(method, "value", method))
 
 
 def refuse_tokenizer_beyond(model: PreTrainedModel, vocabulary: dict[str, int], used: str) -> None:

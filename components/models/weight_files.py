@@ -5,7 +5,7 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,25 @@ def check_texts(folder: Path) -> None:
             refuse_pointer(path)
             if path.suffix == ".json" and path.stat().st_size < _MAX_JSON:
                 read_json(path)
+
+
+def quantization_method(folder: Path) -> str | None:
+    """How the weights of a checkpoint are stored quantized (`gptq`, `awq`, ...), or None.
+
+    Raises:
+        SpecError: its config.json cannot be read.
+    """
+    config = folder / "config.json"
+    stored = read_json(config).get("quantization_config") if config.is_file() else None
+    return method_in(stored) if isinstance(stored, dict) else None
+
+
+def method_in(stored: Mapping[str, Any]) -> str:
+    """The method that a `quantization_config` names; old ones of bitsandbytes do not name it."""
+    if stored.get("load_in_8bit") or stored.get("load_in_4bit"):
+        return "bitsandbytes"
+    method = stored.get("quant_method")
+    return str(getattr(method, "value", method))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 PARTS = ("base", "lora", "memory_bank", "memory_attention", "router", "other")
 _BY_NAME = {
@@ -16,16 +15,21 @@ _BY_NAME = {
     "routers.": "router",
 }
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
+# Buffers that hold weights as integers: those of GPTQ and AWQ, and of a memory bank's matrices.
+_INTEGERS = re.compile(r"qweight$|quantized_")
+# Parameters that only belong to a weight.
+_BESIDE = re.compile(r"scale|zero|bias|_shape$|_idx$")
 
 
 def weights_report(model: nn.Module) -> dict[str, Any]:
-    """Bytes by type and by part, and names of layers, as they are after loading.
+    """Bytes by type and by part, and names of matrices, as they are after loading.
 
     Returns:
         `bytes` maps a torch type to the bytes of all weights and of what scales them in that type,
         each storage once; buffers count. `parts` maps a part (`part_of`) to the same. `quantized`
-        and `kept` map a pattern of names, in which `*` stands for a number, to how many linear
-        layers and embeddings it is.
+        and `kept` map a pattern of names, in which `*` stands for a number, to how many matrices
+        it is: of linear layers, embeddings, convolutions, and, with their own name, those that a
+        module holds besides a `weight`, as fused experts do.
     """
     size: Counter[str] = Counter()
     parts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -35,12 +39,12 @@ def weights_report(model: nn.Module) -> dict[str, Any]:
         count = tensor.numel() * tensor.element_size()
         size[kind] += count
         parts[part][kind] += count
-    layers = [(name, m) for name, m in model.named_modules() if _has_weights(m)]
+    matrices = list(_matrices(model))
     return {
         "bytes": dict(sorted(size.items())),
         "parts": {part: dict(sorted(parts[part].items())) for part in PARTS if part in parts},
-        "quantized": _patterns(name for name, module in layers if is_quantized(module)),
-        "kept": _patterns(name for name, module in layers if not is_quantized(module)),
+        "quantized": _patterns(name for name, small in matrices if small),
+        "kept": _patterns(name for name, small in matrices if not small),
     }
 
 
@@ -62,20 +66,29 @@ def part_of(name: str, has_memory: bool, is_parameter: bool) -> str:
     return "base" if base else "other"
 
 
-def is_quantized(module: nn.Module) -> bool:
-    """Whether a layer's weight is held in less than a plain floating-point tensor."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, nn.Parameter) or type(weight) is not nn.Parameter:
-        return weight is not None  # a method, or a library's own class of tensor
-    return type(weight.data) is not Tensor or not weight.is_floating_point()
+def is_quantized(weight: Tensor) -> bool:
+    """Whether a weight is held in less than a plain tensor of 16 bits or more a number."""
+    own_class = type(weight) not in (nn.Parameter, Tensor) or type(weight.data) is not Tensor
+    return own_class or not weight.is_floating_point() or weight.element_size() < 2
 
 
-def _has_weights(module: nn.Module) -> bool:
-    if any(True for _ in module.children()) and not _is_packed(module):
-        return False
-    two_dimensional = getattr(getattr(module, "weight", None), "ndim", 0) == 2
-    plain = isinstance(module, nn.Linear | nn.Embedding | Conv1D)
-    return plain or two_dimensional or _is_packed(module)
+def _matrices(model: nn.Module) -> Iterator[tuple[str, bool]]:
+    """The name of each matrix, and whether it is quantized."""
+    for name, module in model.named_modules():
+        if _is_packed(module):
+            yield name, True
+        for own, weight in module.named_parameters(recurse=False):
+            if weight.ndim >= 2 and not _BESIDE.search(own):
+                yield _name_of(name, own), is_quantized(weight)
+        for own, _ in module.named_buffers(recurse=False):
+            if _INTEGERS.match(own):
+                yield _name_of(name, own), True
+
+
+def _name_of(module: str, own: str) -> str:
+    """A layer's own name stands for its weight; what else a module holds is named in full."""
+    plain = _INTEGERS.sub("", own)
+    return module if plain in ("", "weight") else f"{module}.{plain}".lstrip(".")
 
 
 def _is_packed(module: nn.Module) -> bool:

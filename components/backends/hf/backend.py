@@ -63,11 +63,11 @@ from components.models.loading import (
     embedding_size,
     load_model,
     refuse_tokenizer_beyond,
-    stored_quantization,
 )
 from components.models.source import local_folder
+from components.models.stored_quantization import stored_quantization
 from components.models.tokenizer_loading import load_tokenizer
-from components.models.weight_files import read_json
+from components.models.weight_files import quantization_method, read_json
 from components.quantization.report import weights_report
 from components.ranks.place import Place, place
 from pipeline.protocols import (
@@ -537,7 +537,9 @@ class HfBackend(Backend):
         """What the weights of this process are, for the attempt record."""
         if self._spread is not None:
             return spread_report(model)
-        return {**weights_report(model), "parameters": model.num_parameters()}
+        folder = local_folder(self._ready().weights)
+        stored = quantization_method(folder) if folder else None
+        return {**weights_report(model), "parameters": model.num_parameters(), "stored": stored}
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
         assert self._limits is not None
