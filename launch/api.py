@@ -29,7 +29,13 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from launch.config.command_line import arguments, check_choices, check_names, error_sentence
+from launch.config.command_line import (
+    arguments,
+    check_choices,
+    check_names,
+    error_sentence,
+    refuse_flags,
+)
 from launch.config.compose import build_backend, build_point, register_schema
 from launch.config.setup import RunSetup, setup_of
 from launch.config.words import CONF, quoted
@@ -85,6 +91,7 @@ def compose(*overrides: str, conf: Path = CONF, name: str = "config") -> RunSetu
         SpecError: what `python launch/run.py` would refuse, in the same words.
     """
     register_schema()
+    refuse_flags(overrides)
     check_names(overrides)
     check_choices(overrides)
     try:

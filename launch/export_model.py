@@ -28,7 +28,7 @@ from components.models.adapters import EXPORT_RECORD
 from components.models.checkpoint import cache_folder, resolve
 from launch.config.command_line import ended, run_application
 from launch.config.compose import build, check_component, register_schema, to_spec
-from pipeline.spec import RunSpec
+from pipeline.spec import RunSpec, require
 
 LIBRARIES = ("torch", "transformers", "safetensors", "peft", "bitsandbytes", "torchao", "gguf")
 
@@ -60,6 +60,7 @@ def export(config: DictConfig) -> int:
     to: Export = build("to", spec.to)
     quantization = build("quantization", spec.quantization)
     cache = cache_folder(spec.run.cache_dir)
+    require(spec.out != "", "out", "name a folder", spec.out)
     target = Path(spec.out)
     with whole_folder(target, spec.overwrite) as folder:
         chosen = ChosenModel(spec.model, quantization, resolve(spec.model, cache), cache)

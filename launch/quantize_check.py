@@ -57,6 +57,7 @@ def check(words: Sequence[str]) -> int:
     rest = arguments([word for word in words if not word.startswith(KEY)])
     setup = compose(*rest, name="quantize_check")
     assert isinstance(setup.spec, CheckSpec)
+    require(setup.spec.out != "", "out", "name a folder", setup.spec.out)
     folder, given = Path(setup.spec.out), setup.spec.check
     chosen = {  # all at once: a misspelt name is refused before anything is measured
         name: compose(*rest, f"{KEY}{name}", name="quantize_check")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.config.command_line import ended
+from launch.config.command_line import ended, named
 from launch.reporting.live import LiveRuns
 from launch.reporting.page_file import SHOWN_ROWS, TITLE, write_report
 from launch.reporting.server import serve
@@ -28,11 +28,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python launch/report.py",
         description="Write runs, ours and the original's, as one HTML file that opens offline.",
     )
-    parser.add_argument("runs", nargs="+", help="run folders, or files of rows")
+    parser.add_argument("runs", nargs="+", type=named, help="run folders, or files of rows")
     parser.add_argument(
-        "--compare", nargs="+", default=(), metavar="RUN", help="a second run, side by side"
+        "--compare",
+        nargs="+",
+        type=named,
+        default=(),
+        metavar="RUN",
+        help="a second run, side by side",
     )
-    parser.add_argument("-o", "--output", type=Path, help="the file, report.html unless said")
+    parser.add_argument("-o", "--output", type=named, help="the file, report.html unless said")
     parser.add_argument("--title", help=f"the page's title, {TITLE!r} unless said")
     parser.add_argument(
         "--serve", action="store_true", help="list the runs below the folders, and open their pages"
@@ -44,7 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--config-dir",
-        type=Path,
+        type=named,
         action="append",
         default=[],
         metavar="DIR",

@@ -28,7 +28,7 @@ from typing import Any
 
 from components.grading.overlap import TOKENIZERS
 from components.grading.similarity import SentenceEmbedding
-from launch.config.command_line import ended
+from launch.config.command_line import ended, named
 from launch.scoring import files, judged, scores, tracking
 from launch.scoring.judged import Judgements
 from launch.scoring.predictions import FIELDS, Predictions, read
@@ -46,9 +46,14 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
-    add("paths", nargs="+", help="run folders, row files, or files with one prediction a record")
+    add(
+        "paths",
+        nargs="+",
+        type=named,
+        help="run folders, row files, or files with one prediction a record",
+    )
     add("--metrics", nargs="+", metavar="NAME", help=f"of {', '.join(METRICS)}")
-    add("--out", type=Path, default=Path("outputs/scores"), help="folder; default %(default)s")
+    add("--out", type=named, default=Path("outputs/scores"), help="folder; default %(default)s")
     add("--pass", dest="pass_name", default="pass1", metavar="PASS", help="of rows of runs")
     add(
         "--columns",

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from rich.live import Live
 from rich.table import Table
 
-from launch.config.command_line import ended
+from launch.config.command_line import ended, named
 from launch.running.console import table_console
 from launch.sweeps.point_status import PointStatus, Reader
 from pipeline.spec import SpecError, require
@@ -73,10 +73,10 @@ def _overrides(point: PointStatus) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Show until every point is whole; status 2 where there is no run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders of them")
+    parser.add_argument("folders", nargs="+", type=named, help="run folders, or folders of them")
     parser.add_argument("--once", action="store_true", help="print once and end, as into a pipe")
     parser.add_argument("--seconds", type=float, default=2.0, help="between two looks")
-    parser.add_argument("--manifest", type=Path, help="write points that are not whole there")
+    parser.add_argument("--manifest", type=named, help="write points that are not whole there")
     given = parser.parse_args(arguments)
     return ended(lambda: _show(given))
 

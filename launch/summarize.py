@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from launch.config.command_line import ended
+from launch.config.command_line import ended, named
 from launch.reporting.swept import by_swept_keys
 from launch.reporting.terminal import show
 from launch.rows.regrade import regrade
@@ -53,15 +53,15 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
-    add("results_root", nargs="*", help="run folders, folders above them, or row files")
+    add("results_root", nargs="*", type=named, help="run folders, folders above them, or row files")
     add("--split", help="only files with this in their name")
     add("--by", nargs="+", default=[], metavar="COLUMN", help="group by columns of the data too")
     add("--table", nargs="+", choices=TITLES, metavar="NAME", help=f"only {', '.join(TITLES)}")
     add("--wide", action="store_true", help=f"do not fold tables to {WIDTH} columns")
     add("--k", type=int, nargs="+", help="k of avg@k, pass@k and maj@k; default: 1, 2, 4 ...")
-    add("--save_csv", type=Path, help="the table by step")
-    add("--per_example_csv", type=Path, help="a table by example")
-    add("--csv_dir", type=Path, help="a folder for every table as CSV")
+    add("--save_csv", type=named, help="the table by step")
+    add("--per_example_csv", type=named, help="a table by example")
+    add("--csv_dir", type=named, help="a folder for every table as CSV")
     add(
         "--recompute",
         nargs="*",
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--config-dir",
-        type=Path,
+        type=named,
         action="append",
         default=[],
         metavar="DIR",
@@ -98,7 +98,7 @@ def _add_filters(made: argparse.ArgumentParser) -> None:
     add("--group_key", default="problem", help="what groups rows, such as pass1.pred_answer")
     write = made.add_mutually_exclusive_group()
     write.add_argument("--rewrite_filtered", action="store_true", help="drop the rows in the files")
-    write.add_argument("--write_filtered_to", type=Path, help="a folder for filtered copies")
+    write.add_argument("--write_filtered_to", type=named, help="a folder for filtered copies")
     add("--aggregate_from_filtered", action="store_true", help="count what the copies hold")
 
 

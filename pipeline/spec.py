@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import PurePath
 from typing import Any
 
@@ -12,6 +12,7 @@ from omegaconf import MISSING
 ENTROPY_MODES = ("full", "means", "none")
 PHASE_MODES = ("auto", "tagged", "single")
 MISSING_MODES = ("fail", "skip", "wait")
+NOT_EMPTY = "be null, or not empty"
 TRUNCATION_SIDES = ("left", "right")
 
 
@@ -30,6 +31,13 @@ def require(rule_holds: bool, key: str, rule: str, value: object) -> None:
     """Raise `SpecError` naming the config key, the rule and the value unless `rule_holds`."""
     if not rule_holds:
         raise SpecError(f"{key} must {rule}, got {value!r}")
+
+
+def refuse_empty(part: Any, group: str) -> None:
+    """Refuse an empty text in a field of a dataclass that null switches off. Raises SpecError."""
+    for one in fields(part):
+        value = getattr(part, one.name)
+        require(value != "" or one.default is not None, f"{group}.{one.name}", NOT_EMPTY, value)
 
 
 @dataclass(slots=True)
@@ -188,6 +196,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         """Check ranges; a model without a name is called like the last part of its path."""
         self.name = self.name or PurePath(self.path).name.removesuffix(".gguf")
+        require(self.path != "", "model.path", "name a hub id, a folder or a file", self.path)
+        refuse_empty(self, "model")
         sides = " or ".join(TRUNCATION_SIDES)
         side = self.truncation_side
         require(side in TRUNCATION_SIDES, "model.truncation_side", f"be {sides}", side)
@@ -257,9 +267,8 @@ class Run:
         parts = PurePath(self.name)
         inside = self.name.strip() != "" and not parts.is_absolute() and ".." not in parts.parts
         require(inside, "run.name", "name a folder below run.root", self.name)
-        for name in ("root", "dir", "text_output"):
-            place = "a file" if name == "text_output" else "a folder"
-            require(getattr(self, name) != "", f"run.{name}", f"name {place}", "")
+        require(self.root != "", "run.root", "name a folder", self.root)
+        refuse_empty(self, "run")
         require(self.start >= 0, "run.start", "be 0 or more", self.start)
         for name in ("limit", "from_end"):
             value = getattr(self, name)

@@ -1,5 +1,6 @@
 """What a person gets wrong on a command line ends in one sentence that names it, and status 2."""
 
+import importlib
 import io
 import json
 import os
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from launch import quantize_check
 from launch.config.command_line import REFUSALS, arguments, ended, error_sentence
 from launch.config.compose import build, build_backend, to_spec
 from launch.config.words import quoted
+from pipeline.analysis.row_files import find
 from pipeline.spec import SpecError
 from tests.fakes.configs import ROOT, composed
 
@@ -268,3 +271,76 @@ def test_quoted_text_comes_through_the_command_line_as_it_is(text: str) -> None:
 
     (parsed,) = OverridesParser.create().parse_overrides([f"key={quoted(text)}"])
     assert parsed.value() == text
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("run.dir", "run.text_output", "run.cache_dir", "run.manifest", "model.tokenizer"),
+        *("model.chat_template", "model.adapter", "model.checkpoints", "model.architecture"),
+        *("model.revision", "model.routing", "task.answer_pattern"),
+    ],
+)
+def test_a_key_that_null_switches_off_takes_no_empty_text(key: str) -> None:
+    assert told("task=qa", "backend=echo", f"{key}=") == (
+        f"{key} must be null, or not empty, got ''"
+    )
+
+
+def test_an_empty_path_is_not_the_working_folder() -> None:
+    assert told(*LINE, "model.path=") == (
+        "model.path must name a hub id, a folder or a file, got ''"
+    )
+    assert told(*LINE, "run.root=") == "run.root must name a folder, got ''"
+    hf = ("task=math", "backend=hf")
+    assert told(*hf, "backend.assistant_model=").startswith("backend.assistant_model must be null")
+    assert told("task=qa", "backend=echo", "task.data.path=").startswith("task.data.path must ")
+    with pytest.raises(SpecError, match="out must name a folder, got ''"):
+        quantize_check.check(["model=smollm2", "quantization=fp32", "out="])
+    with pytest.raises(SpecError, match=r"check\.text must be null, or not empty"):
+        quantize_check.check(["model=smollm2", "quantization=fp32", "check.text="])
+    status, text = command("export_model.py", "to=safetensors", "model=smollm2", "out=")
+    assert (status, text) == (2, "error: out must name a folder, got ''")
+
+
+@pytest.mark.parametrize(
+    ("door", "words"),
+    [
+        ("summarize", [""]),
+        ("summarize", [".", "--save_csv", ""]),
+        ("report", [""]),
+        ("report", [".", "-o", ""]),
+        ("report", [".", "--compare", ""]),
+        ("status", [""]),
+        ("status", [".", "--manifest", ""]),
+        ("score_text", [""]),
+        ("score_text", [".", "--out", ""]),
+        ("boards", ["solve", ""]),
+        ("import_toml", [""]),
+    ],
+)
+def test_an_argument_that_names_nothing_is_refused(
+    door: str,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{door}.py", *words])
+    with pytest.raises(SystemExit) as ended_with:
+        importlib.import_module(f"launch.{door}").main()
+    assert ended_with.value.code == 2
+    assert capsys.readouterr().err.endswith("must name a file or a folder, got ''\n")
+
+
+def test_runs_that_name_nothing_are_refused_in_settings_too() -> None:
+    with pytest.raises(SpecError, match="the runs must be folders, or files of rows, got ''"):
+        find([""])
+
+
+def test_a_flag_among_settings_is_refused_in_a_sentence() -> None:
+    with pytest.raises(SpecError) as caught:
+        quantize_check.check(["-m", "model=smollm2", "quantization=fp32"])
+    assert str(caught.value) == (
+        "-m must be left out: a line here is settings alone, key=value; launch/run.py sweeps"
+    )
+    assert told(*LINE, "--nope").startswith("--nope must be key=value, such as task=math (Lexer")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.protocols import Example
-from pipeline.spec import SpecError, digest, require
+from pipeline.spec import SpecError, digest, refuse_empty, require
 
 
 class DataError(SpecError):
@@ -28,6 +28,10 @@ class Source:
     config: str | None = None
     split: str = "test"
     revision: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty text, which would name the working folder. Raises SpecError."""
+        refuse_empty(self, "task.data")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,14 +64,19 @@ class Links:
             set_meeting_point()
             met = rendezvous("env://", place.rank, place.world, timeout=_MEET)
             store = next(iter(met))[0]
-            self._connect(store)
-        dist.init_process_group(
-            group_backend,
-            store=c10d.PrefixStore("rethink/group", store),
-            rank=place.rank,
-            world_size=place.world,
-            timeout=_COLLECTIVE,
-        )
+        try:
+            if place.world > 1:
+                self._connect(store)
+            dist.init_process_group(
+                group_backend,
+                store=c10d.PrefixStore("rethink/group", store),
+                rank=place.rank,
+                world_size=place.world,
+                timeout=_COLLECTIVE,
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, message: Message) -> None:
         """Rank 0: tell every other rank. Others: tell rank 0."""

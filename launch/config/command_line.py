@@ -5,9 +5,11 @@ import os
 import re
 import shlex
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
@@ -158,7 +160,8 @@ def error_sentence(error: BaseException) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return _choice(group, name, error.options)
     if isinstance(error, OverrideParseException):
-        first = str(error).splitlines()[-2]
+        said = [line for line in str(error).splitlines()[:-1] if line.strip(" ^")]
+        first = said[-1]
         key, equals, value = str(error.override).partition("=")
         if equals and value:
             return f"the value of {key} must be quoted: {quoted(key, value)} ({first})"
@@ -215,6 +218,22 @@ def _meant_anywhere(name: str, known: Sequence[str]) -> str:
     if close and close[0] in anywhere:
         return f"did you mean {anywhere[close[0]]}?"
     return _meant(re.split(r"[@./]", name)[0], known)
+
+
+def named(text: str) -> Path:
+    """An argument that names a file or folder, for argparse: an empty one is the working folder."""
+    if not text:
+        raise ArgumentTypeError("must name a file or a folder, got ''")
+    return Path(text)
+
+
+def refuse_flags(words: Iterable[str]) -> None:
+    """Refuse a flag of Hydra where the words are settings of one run. Raises SpecError."""
+    for word in words:
+        if word.startswith("-"):
+            rule = "be left out: a line here is settings alone, key=value"
+            flag = word in ("-m", "--multirun")
+            raise SpecError(f"{word} must {rule}{'; launch/run.py sweeps' if flag else ''}")
 
 
 def _choice(group: str, name: str | None, options: Sequence[str] | None = None) -> str:

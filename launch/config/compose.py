@@ -29,7 +29,7 @@ from launch.talk.session import TalkSpec
 from pipeline.protocols import Backend, Phase, Quantization, Task
 from pipeline.run.phases import cap_key
 from pipeline.run.point import Point, prepare
-from pipeline.spec import RunSpec, SpecError, require
+from pipeline.spec import NOT_EMPTY, RunSpec, SpecError, require
 
 Outcome = TypeVar("Outcome")
 
@@ -138,9 +138,13 @@ def component_class(group: str, name: object) -> type:
 
 
 def _check_kind(key: str, value: object, annotation: Any) -> None:
-    """Refuse a value that is not of a plain annotated type; other annotations say nothing here."""
+    """Refuse a value that is not of a plain annotated type; other annotations say nothing here.
+
+    An empty text is refused where null is what switches a key off.
+    """
     named = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kinds = [get_origin(kind) or kind for kind in named]
+    require(value != "" or NoneType not in kinds, key, NOT_EMPTY, value)
     if not all(kind in KINDS for kind in kinds):
         return
     fits = any(type(value) in PLAIN.get(kind, (kind,)) for kind in kinds)

@@ -12,7 +12,7 @@ from typing import Any
 from components.backends.hf.backend import HfBackend
 from components.quantization.quality import Compared, KeptLogits, windows
 from pipeline.protocols import Backend, ForcedTokens, Generation, Group, Prompt, Request
-from pipeline.spec import RunSpec, Sampling, SpecError, digest, require
+from pipeline.spec import RunSpec, Sampling, SpecError, digest, refuse_empty, require
 from pipeline.store.files import encode, read_lines, read_text, repair
 
 SAMPLE = Path(__file__).parents[2] / "components/quantization/sample.txt"
@@ -43,6 +43,7 @@ class Check:
 
     def __post_init__(self) -> None:
         """Check ranges."""
+        refuse_empty(self, "check")
         for name in ("batch", "new_tokens"):
             value = getattr(self, name)
             require(value >= 1, f"check.{name}", "be 1 or more", value)

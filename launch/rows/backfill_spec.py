@@ -7,7 +7,7 @@ from omegaconf import MISSING
 
 from pipeline.backfill.missing_passes import Selection, split_cues
 from pipeline.protocols import Cue
-from pipeline.spec import RunSpec, require
+from pipeline.spec import RunSpec, refuse_empty, require
 from pipeline.store.files import is_new_or_begins, read_text
 
 
@@ -30,6 +30,7 @@ class Backfill(Selection):
     def __post_init__(self) -> None:
         """Check ranges."""
         Selection.__post_init__(self)
+        refuse_empty(self, "backfill")
         every = self.flush_every
         require(every is None or every >= 1, "backfill.flush_every", "be 1 or more", every)
 

@@ -76,7 +76,7 @@ def run_ready(
         spoken.finish()
     print_summary(outcome.sessions, spoken is not None)
     if outcome.signals and not outcome.sessions:
-        print("interrupted while the model was loading: the same command starts again")
+        print("interrupted before a row was begun: the same command goes on")
     return outcome
 
 
@@ -136,6 +136,7 @@ async def _run(
             on_row(session, row)
 
         def started(sessions: Sequence[Session]) -> None:
+            outcome.sessions[:] = sessions  # known also where the work is given up on
             progress.on_start(sessions)
             if spoken:
                 spoken.on_start(sessions)
@@ -156,7 +157,7 @@ async def _run(
         for number in signals:
             loop.add_signal_handler(number, end, number)
         try:
-            outcome.sessions += await work
+            outcome.sessions[:] = await work
         except asyncio.CancelledError:
             if not outcome.signals:
                 raise

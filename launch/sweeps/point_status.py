@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from launch.sweeps.listing import Listed, listed
@@ -34,19 +34,28 @@ class PointStatus:
     error: str
     overrides: Sequence[str] = ()  # of a point that has not begun
     swept: Mapping[str, str] = field(default_factory=dict)  # what its sweep varied
+    run: str = ""  # `run.name`, once it has begun
 
     @property
     def name(self) -> str:
         """What tells it from others."""
         if self.folder is None:
             return " ".join(self.overrides)
-        return labelled("/".join(self.folder.parts[-2:]), self.swept)
+        return labelled(folder_name(self.folder, self.run), self.swept)
 
     @property
     def seconds_left(self) -> float | None:
         """At the present pace; None when nobody works or no row has come yet."""
         left = max(0, self.wanted - self.rows)
         return left / self.rows_per_second if self.rows_per_second else None
+
+
+def folder_name(folder: Path, run: str) -> str:
+    """A point's folder as people know it: from its run's name on, or with that before it."""
+    above = PurePath(run).parts
+    if above == folder.parts[-2 - len(above) : -2]:
+        return "/".join(folder.parts[-2 - len(above) :])
+    return f"{run}: {'/'.join(folder.parts[-2:])}"
 
 
 class Reader:
@@ -91,6 +100,7 @@ class Reader:
             sum(a["rows"] / s for a, s in zip(working, seconds, strict=True)),
             _last_error(folder),
             swept=swept if isinstance(swept, dict) else {},
+            run=str(record["spec"]["run"].get("name", "")),
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.spec import SpecError
+from pipeline.spec import SpecError, require
 from pipeline.store.files import Row
 
 STEP = re.compile(r"step(\d+)")  # as the original looks for it, anywhere in the path
@@ -51,7 +51,9 @@ def find(roots: Sequence[str | Path], split: str | None = None) -> list[RowFile]
         SpecError: a root that does not exist, or no file at all.
     """
     paths: dict[Path, None] = {}
-    for root in map(Path, roots):
+    for given in roots:
+        require(str(given) != "", "the runs", "be folders, or files of rows", "")
+        root = Path(given)
         if not root.exists():
             raise SpecError(f"{root} does not exist; give run folders, or files of rows")
         if root.is_file():

@@ -151,3 +151,14 @@ def test_what_serving_cannot_do_is_refused(
     assert "--" in capsys.readouterr().err
     assert report.main([str(root), "--port", "80"]) == 2
     assert "without --serve" in capsys.readouterr().err
+
+
+def test_the_list_tells_runs_of_different_names_apart(root: Path, port: int) -> None:
+    for name, folder in (("monday", "monday"), ("by/night", "by/night"), ("mine", "elsewhere")):
+        made = write_run(root / folder / "math-m-T0.7-1" / "step-0", [True, False])
+        record = json.loads((made / "run.json").read_text())
+        record["spec"]["run"]["name"] = name
+        (made / "run.json").write_text(json.dumps(record))
+    _, page = asked(port, "/")
+    for name in ("monday/", "by/night/", "mine: "):
+        assert f">{name}math-m-T0.7-1/step-0</a>" in page

@@ -291,12 +291,20 @@ class HfBackend(Backend):
         return self._preloaded, self._encoder().tokenizer
 
     async def __aenter__(self) -> Self:
-        """Load tokenizer and weights, and start the decoder's thread."""
-        if self._spread is not None:
-            self._spread.begin(self._lose)
-        with self._phases.of("load"):
-            start = await asyncio.to_thread(self._load)
-            self._queue = start()
+        """Load tokenizer and weights, and start the decoder's thread.
+
+        Where that fails, the other ranks are let go: what is spread is not entered again.
+        """
+        try:
+            if self._spread is not None:
+                self._spread.begin(self._lose)
+            with self._phases.of("load"):
+                start = await asyncio.to_thread(self._load)
+                self._queue = start()
+        except BaseException:
+            self._unload()
+            self.dismiss()
+            raise
         self.capacity = self._queue.capacity
         return self
 
