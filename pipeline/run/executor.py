@@ -128,7 +128,9 @@ class _Loop:
         has_said_why = False
         while not self.stop.is_set() and any([await s.may_get_more() for s in self.sessions]):
             if not has_said_why:
-                _LOG.warning("waiting to see whether other writers, who have the rest, are alive")
+                _LOG.warning(
+                    "waiting for other writers, who have the rest and may be dead or asked for less"
+                )
                 has_said_why = True
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), poll_seconds)

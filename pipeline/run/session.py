@@ -10,11 +10,12 @@ from typing import Any
 
 from pipeline.protocols import Backend, Example, StoppedError
 from pipeline.run.budget import RESERVED, Budget, BudgetSpentError, Reserved, cost_of
+from pipeline.run.pass_fields import cue_hash
 from pipeline.run.point import Point, record_of
 from pipeline.run.row_fields import row_of
 from pipeline.run.shared_pass1 import SharedPass1
 from pipeline.run.trace import Listener, Trace
-from pipeline.spec import SpecError
+from pipeline.spec import SpecError, digest
 from pipeline.store.files import Row, StoreError
 from pipeline.store.folder_plan import FolderPlan
 from pipeline.store.leases import Held, Leases
@@ -158,7 +159,13 @@ def plan_of(point: Point) -> FolderPlan:
         is_complete=point.is_complete,
         shared=point.spec.run.shards > 1,
         shard=point.spec.run.shard,
+        work=_work_of(point) if point.spec.run.shards > 1 else "",
     )
+
+
+def _work_of(point: Point) -> str:
+    """A hash of the rows of a point and of their passes, in whatever order they are made."""
+    return digest([sorted(point.canonical_order()), sorted(map(cue_hash, point.cues))])
 
 
 def open_now(

@@ -38,9 +38,23 @@ class Claims:
     end. Beside others it takes a chunk whenever it has room for traces, the longest first.
     """
 
-    def __init__(self, leases: Leases, shared: bool, traces: Sequence[tuple[Example, int]]) -> None:
-        """`traces` are those of the whole point, finished or not. Nothing is taken yet."""
+    def __init__(
+        self,
+        leases: Leases,
+        shared: bool,
+        traces: Sequence[tuple[Example, int]],
+        work: str = "",
+    ) -> None:
+        """Nothing is taken yet.
+
+        Args:
+            leases: of this writer.
+            shared: whether it is one of several.
+            traces: those of the whole point, finished or not.
+            work: equal for writers that make the same rows, with the same passes, of a chunk.
+        """
         self.leases, self.shared = leases, shared
+        leases.work = work
         self.chunks = split(traces) if shared else {ALONE: list(traces)}
         self.open_chunks: dict[str, OpenChunk] = {}
         self.whole_lease: Lease | None = None
@@ -137,15 +151,20 @@ class Claims:
     def may_get_more(self, left: Callable[[str], Traces]) -> bool:
         """Whether chunks that this writer has not had may come to it.
 
-        Others have given them back with something left, are dead, or are not known to live.
+        Others have given them back with something left, are dead, are not known to live, or were
+        asked for less: then something will be left.
         """
-        return any(not self.leases.has_living_holder(name) for name in self._untaken if left(name))
+        return any(not self._is_cared_for(name) for name in self._untaken if left(name))
+
+    def _is_cared_for(self, name: str) -> bool:
+        """Whether somebody else is at all that this writer would do of a chunk."""
+        return self.leases.has_living_holder(name) and self.leases.has_equal_holder(name)
 
     def elsewhere(self, left: Callable[[str], Traces]) -> bool:
         """Whether everything that is left is in the hands of other writers."""
         names = [name for name in self.chunks if self.shared and left(name)]
         return bool(names) and all(
-            name not in self.open_chunks and self.leases.state(name) == "held" for name in names
+            name not in self.open_chunks and self.leases.has_equal_holder(name) for name in names
         )
 
     def try_merge_lease(self) -> Lease | None:

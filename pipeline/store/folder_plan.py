@@ -21,6 +21,7 @@ class FolderPlan:
     is_complete: Callable[[Row], bool]  # whether the head of a row has all passes asked for
     shared: bool = False
     shard: int | None = None
+    work: str = ""  # of shards: equal for those that make the same rows, with the same passes
 
     @property
     def folder(self) -> Path:

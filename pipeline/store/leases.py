@@ -66,6 +66,7 @@ class Leases:
         """`seconds` without a heartbeat make a writer dead. Nothing is written before `enter`."""
         self.folder = folder / ".leases"
         self.seconds = seconds
+        self.work = ""  # what its writer is to make, told with the heartbeat; see `Claims`
         self.writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._process = _process(os.getpid())
         self._seen: dict[str, _Sight] = {}
@@ -102,7 +103,9 @@ class Leases:
         """Replace the heartbeat as a whole: half of one would not say whose process it is."""
         path = self._beat_path(self.writer)
         scratch = path.with_name(f".{path.name}{SCRATCH}")
-        scratch.write_text(json.dumps(self._process | {"count": count}), encoding="utf-8")
+        scratch.write_text(
+            json.dumps(self._process | {"work": self.work, "count": count}), encoding="utf-8"
+        )
         os.replace(scratch, path)
 
     def _beat_path(self, writer: str) -> Path:
@@ -190,6 +193,12 @@ class Leases:
         """Whether a lease is held by another writer that is known to live."""
         holder = self._other_holder(name)
         return holder is not None and self.alive(holder) is True
+
+    def has_equal_holder(self, name: str) -> bool:
+        """Whether a lease is held by another writer that is to make what this one is."""
+        holder = self._other_holder(name)
+        beat = None if holder is None else _read(self._beat_path(holder))
+        return beat is not None and _parsed(beat).get("work") == self.work
 
     def held_by_others(self, prefix: str) -> bool:
         """Whether others, who are not known to be dead, hold leases whose names begin so."""

@@ -201,7 +201,7 @@ def open_run_folder(plan: FolderPlan, leases: Leases) -> RunFolder:
         StoreError: the folder cannot be written, or holds what this version cannot read.
     """
     refuse_other_spec(plan.folder, plan.facts)  # before anything is written
-    claims = Claims(leases, plan.shared, plan.traces)
+    claims = Claims(leases, plan.shared, plan.traces, plan.work)
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
         claims.enter()

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -313,3 +314,37 @@ def test_leases_of_a_finished_point_are_gone(tmp_path: Path) -> None:
     assert session.status == "complete"
     leases = Leases(tmp_path, 1)
     assert not list(leases.folder.glob("chunk-*")) and not list(leases.folder.glob("*.beat"))
+
+
+@pytest.mark.parametrize("more", ["samples", "a cue"])
+def test_a_shard_that_is_asked_for_more_waits_for_a_chunk_of_one_with_less(
+    more: str, tmp_path: Path
+) -> None:
+    cues = CUES if more == "samples" else {}
+    less = point(spec(tmp_path, cues, shards=2, lease_seconds=1), ToyTask(24))
+    smaller, backend = open_now(less), Counting()
+    traces = [asyncio.run(smaller.next_trace()) for _ in range(2)]
+
+    def end() -> None:
+        for trace in traces:
+            asyncio.run(smaller.run_trace(*trace, 0, backend))
+
+    later = threading.Timer(2.0, end)
+    later.start()
+    samples = 3 if more == "samples" else 2
+    larger = go(shard(tmp_path, samples=samples, lease_seconds=1), Counting())
+    later.join()
+    smaller.close({})
+    assert larger.status == "complete"
+    rows = rows_of(larger.point)
+    assert len(rows) == 24 * samples and all("pass2" in row for row in rows)
+
+
+def test_a_shard_leaves_a_chunk_to_one_that_is_asked_for_as_much_in_another_order(
+    tmp_path: Path,
+) -> None:
+    first = open_now(shard(tmp_path, lease_seconds=60))
+    asyncio.run(first.next_trace())
+    second = go(shard(tmp_path, lease_seconds=60, shuffle_seed=3), Counting())
+    assert second.status == "shared"
+    first.close({})
