@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.analysis.row_files import parse, read_at
 from pipeline.analysis.row_lines import Flag, PassLine
 from pipeline.analysis.table import Table
-from pipeline.store.stored_record import read_record
+from pipeline.store.stored_record import attempts_of
 
 # Names of the means of one pass in the tables by step and by example, and our columns.
 ENTROPIES = {"ent": "entropy", "t": "entropy_think", "a": "entropy_answer"}
@@ -76,7 +76,8 @@ def problems(table: Table) -> dict[int, str]:
 def passes(table: Table, by: Sequence[str] | None = None) -> pd.DataFrame:
     """Means of every pass: accuracy (of those with a verdict), rates, entropy, tokens, time.
 
-    Shares lie in [0, 1]. `tokens_per_second` is per trace: tokens over the seconds they took.
+    Shares lie in [0, 1]. `tokens_per_second` is per trace: tokens over the seconds they took, of
+    the samples that say both.
     """
     by = [*table.point, "pass", "cue", "control"] if by is None else by
     place = [name for name in by if name not in ("pass", "cue", "control")]
@@ -87,8 +88,10 @@ def passes(table: Table, by: Sequence[str] | None = None) -> pd.DataFrame:
     for column, name in MEANS.items():
         found[name] = _wide(table.passes[column]).groupby(codes).mean()
     found["tag_violations"] = 1 - found.pop("tags")
+    timed = table.passes[["tokens", "seconds"]].notna().all(axis=1)
     tokens, seconds = (
-        _wide(table.passes[name]).groupby(codes).sum() for name in ("tokens", "seconds")
+        _wide(table.passes[name].where(timed)).groupby(codes).sum()
+        for name in ("tokens", "seconds")
     )
     found["tokens_per_second"] = tokens / seconds.where(seconds > 0, np.nan)
     return found
@@ -196,8 +199,9 @@ def graders(table: Table) -> pd.DataFrame:
 
 
 def attempts(table: Table) -> pd.DataFrame:
-    """By run and step: attempts, rows, tokens and seconds over all of them, from `run.json`.
+    """By run and step: attempts, rows, tokens and seconds over all of them.
 
+    They come from `run.json`, and from the files of attempts of several writers that are under way.
     Columns of `table.by` are there if each file has one value of them, as it has of swept keys.
     """
     lines = []
@@ -205,9 +209,8 @@ def attempts(table: Table) -> pd.DataFrame:
     by_file = {name: of_files[name].agg(["nunique", "first"]) for name in table.by}
     whole = [name for name, values in by_file.items() if (values["nunique"] == 1).all()]
     for number, file in enumerate(table.files):
-        record = file.path.parent / "run.json"
-        if record.exists():
-            tries = read_record(record)["attempts"]
+        tries = attempts_of(file.path.parent)
+        if tries:
             total = {k: sum(t.get(k) or 0 for t in tries) for k in ("rows", "tokens", "seconds")}
             speed = total["tokens"] / total["seconds"] if total["seconds"] else np.nan
             peak = max((t.get("peak_memory_mib") or 0 for t in tries), default=0)

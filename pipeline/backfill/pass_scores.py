@@ -26,6 +26,7 @@ from pipeline.run.pass_fields import (
     entropy_fields,
     joined,
     marker_fields,
+    think_tokens,
 )
 from pipeline.run.phases import with_phases
 from pipeline.run.trace import continuing, reconsidering
@@ -134,7 +135,8 @@ def scored_fields(one: ForcedPass, scores: Sequence[TokenScores], keep: SeriesPo
     output = assemble(one.phases, made, cue_prefix(one.cue) if one.prefills else "")
     marks = marker_fields(output, one.example, one.cue, one.prefills)
     start = cue_token(output, one.cue, marks["reconsider_pos"])
-    fields: Fields = dict(entropy_fields(one.phases, made, start))
+    num_think = think_tokens(output, one.phases)
+    fields: Fields = dict(entropy_fields(one.phases, made, start, num_think))
     if keep.arrays and keep.entropy == "full":
         fields["entropies"] = joined(made, "entropies")
         fields["logprobs"] = joined(made, "logprobs")

@@ -126,17 +126,42 @@ def cue_token(output: Output, cue: Cue | None, position: int | None) -> int | No
     return next((index for index, end in enumerate(output.ends) if end > at), None)
 
 
+def think_tokens(output: Output, phases: Sequence[Phase]) -> int | None:
+    """How many tokens of the first phase are reasoning, where the model writes the tags itself.
+
+    These are the tokens that begin before its think block ends, the closing tag included, as it is
+    in a think phase. None where the phase is reasoning and nothing else, or where it is not known
+    which text a token is.
+    """
+    end = reasoning_span(output.text, output.segments)[1]
+    if phases[0].name == "think" or output.ends is None or end == len(output.text):
+        return None
+    closing = TAGS.match(output.text, end)
+    if closing and closing[0].lower() == "</think>":
+        end = closing.end()
+    return sum(begin < end for begin in [0, *output.ends][: len(output.ends)])
+
+
 def entropy_fields(
-    phases: Sequence[Phase], generations: Sequence[Generation], start: int | None
+    phases: Sequence[Phase],
+    generations: Sequence[Generation],
+    start: int | None,
+    num_think: int | None = None,
 ) -> dict[str, float | None]:
-    """Mean entropies in nats: all, per phase, before the cue or marker, and from it on."""
+    """Mean entropies in nats: all, per phase, before the cue or marker, and from it on.
+
+    `start` is the token of the cue or marker, and `num_think` how many tokens of the first phase
+    are reasoning (None: all of them).
+    """
     fields: dict[str, float | None] = {"entropy": finite_mean(joined(generations, "entropies"))}
     for phase, generation in zip(phases, generations, strict=True):
         fields[f"entropy_{phase.name}"] = finite_mean(generation.entropies)
     series, think = joined(generations, "entropies"), generations[0].entropies
     known = start is not None and series is not None and think is not None
     fields["entropy_pre_cue"] = finite_mean(think[:start]) if known and think else None
-    fields["entropy_reconsider_think"] = finite_mean(think[start:]) if known and think else None
+    fields["entropy_reconsider_think"] = (
+        finite_mean(think[start:num_think]) if known and think else None
+    )
     fields["entropy_reconsider_full"] = finite_mean(series[start:]) if known and series else None
     return fields
 
@@ -174,7 +199,7 @@ def build_pass(
     fields: dict[str, Any] = {"output": output.text}
     marks = marker_fields(output, example, cue, cue_in_text)
     start = cue_token(output, cue, marks["reconsider_pos"])
-    entropies = entropy_fields(phases, generations, start)
+    entropies = entropy_fields(phases, generations, start, think_tokens(output, phases))
     fields |= dict.fromkeys(entropies) if keep.entropy == "none" else entropies
     fields |= marks | token_fields(phases, generations)
     fields["valid_tag_structure"] = valid_tags(output.text)

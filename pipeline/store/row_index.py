@@ -114,20 +114,29 @@ def index_rows(paths: Iterable[Path]) -> Index:
 
 
 class AttemptCount(NamedTuple):
-    """What rows say that an attempt made."""
+    """What rows say that an attempt made: rows, and the tokens of the passes that it added."""
 
     num_rows: int
     num_tokens: int
 
 
 def count_attempts(path: Path) -> dict[int, AttemptCount]:
-    """Rows and tokens of each attempt, by the rows of `path` and of its parts that count."""
+    """Rows and tokens of each attempt, by the rows of `path` and of its parts that count.
+
+    A row that replaces one of an earlier attempt repeats its passes, whose tokens that one made.
+    """
     files = [file for file in (path, *parts_of(path)) if file.exists()]
     places, counts = index_rows(files).places, dict[int, AttemptCount]()
+    replaced: dict[Key, dict[int, int]] = {}  # tokens of the lines of a key, by attempt
     for file in files:
         for line, head, _ in read_heads(file):
-            if head and places[key_of(head)] == Place(file, line):
-                attempt = whole_number(head.get("attempt"))
+            if not head:
+                continue
+            attempt, made = whole_number(head.get("attempt")), num_tokens(head)
+            earlier = replaced.setdefault(key_of(head), {})
+            if places[key_of(head)] == Place(file, line):
                 rows, tokens = counts.get(attempt, (0, 0))
-                counts[attempt] = AttemptCount(rows + 1, tokens + num_tokens(head))
+                before = max((n for other, n in earlier.items() if other < attempt), default=0)
+                counts[attempt] = AttemptCount(rows + 1, tokens + made - before)
+            earlier[attempt] = max(made, earlier.get(attempt, 0))
     return counts

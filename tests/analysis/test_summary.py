@@ -1,5 +1,6 @@
 """Seed S0's tables on rows small enough to work every number out by hand."""
 
+import json
 import math
 import random
 from pathlib import Path
@@ -129,6 +130,32 @@ def test_means_of_passes_leave_out_what_is_missing(tmp_path: Path) -> None:
         "tag_violations": 1.0,
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_tokens_per_second_are_of_samples_that_say_both(tmp_path: Path) -> None:
+    rows = [
+        row("A", 0, one(True, 1.0, tokens_total=30, seconds=2.0)),
+        row("B", 0, one(True, 1.0, tokens_total=500)),
+        row("C", 0, one(True, 1.0, seconds=7.0)),
+    ]
+    table = load(find([write_rows(tmp_path / "step0_test.jsonl", rows)]))
+    [found] = summary.passes(table).to_dict("records")
+    assert found["tokens_per_second"] == 15.0  # 30 tokens in 2 seconds
+    assert (found["tokens"], found["seconds"]) == (265.0, 4.5)  # means over those that say it
+
+
+def test_attempts_of_writers_under_way_are_counted(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "step0_test.jsonl", [row("A", 0, one(True, 1.0))])
+    attempt = {"status": "running", "rows": 2, "tokens": 10, "seconds": 4.0}
+    record = {"attempts": [attempt | {"attempt": 1, "status": "killed"}]}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    for number in (2, 3):
+        about = attempt | {"attempt": number, "peak_memory_mib": number}
+        (tmp_path / f"attempt-{number}.json").write_text(json.dumps(about))
+    [found] = summary.attempts(load(find([path]))).to_dict("records")
+    assert (found["attempts"], found["rows"], found["tokens"]) == (3, 6, 30)
+    assert (found["seconds"], found["tokens_per_second"]) == (12.0, 2.5)
+    assert found["peak_memory_mib"] == 3, "the most of any process"
 
 
 def drawn(rng: random.Random) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pipeline.spec import CueText, ModelSpec, Run, RunSpec, Sampling, SpecError
 from pipeline.store.files import Row, StoreError, read_lines
 from pipeline.store.journal import PASS1, Entry, open_journal
 from pipeline.store.row_heads import Key
+from pipeline.store.stored_record import attempts_of
 from tests.fakes.toy_task import ToyTask
 
 MODEL = ModelSpec(name="echo", path="echo")
@@ -151,6 +152,18 @@ def test_an_added_cue_more_samples_and_a_larger_limit_complete_what_is_there(
     first = rows_of(grown)[0]
     assert [first[n]["cue"] for n in ("pass2a", "pass2b", "pass2c")] == list(cues)
     assert first["pass2"]["cue"] == "check" and "token_ids" not in first["pass2"]
+
+
+def test_each_generated_token_counts_in_the_attempt_that_made_it(tmp_path: Path) -> None:
+    """Attempts add up to the tokens of all passes, however often a row was written."""
+    go(point(spec(tmp_path, samples=1, limit=3)))
+    made = point(spec(tmp_path, {"wait": WAIT, "check": CHECK}, samples=1, limit=3))
+    go(made)
+    passes = [[row[name] for name in ("pass1", "pass2a", "pass2b")] for row in rows_of(made)]
+    tokens = [[fields["tokens_total"] for fields in of_row] for of_row in passes]
+    first, second = attempts_of(tmp_path)
+    assert first["tokens"] == sum(row[0] for row in tokens) > 0
+    assert second["tokens"] == sum(row[1] + row[2] for row in tokens) > 0
 
 
 def test_a_cue_that_the_spec_no_longer_names_keeps_its_pass(tmp_path: Path) -> None:

@@ -78,6 +78,23 @@ def test_a_spontaneous_marker_splits_the_entropy_at_its_token_not_its_character(
     assert fields["reconsider_context"] == "What?\n\none two\n"
 
 
+def test_where_the_model_writes_the_tags_its_answer_is_no_reasoning() -> None:
+    """Reasoning ends with its closing tag, whichever of the pipeline and the model wrote it."""
+    tokens = ["<think>", "one", "\nWait", ", two", "</think>", "<answer>", "x", "</answer>"]
+    ends = [len("".join(tokens[: i + 1])) for i in range(len(tokens))]
+    entropies = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
+    ids, text = list(range(8)), "".join(tokens)
+    whole = Generation(ids, text, "eos", entropies=entropies, ends=ends)
+    fields = build_pass(EXAMPLE, (Phase("output", 9),), [whole], None, SeriesPolicy())
+    assert fields["output"][:-1] == text[:-1] and fields["reconsider_markers"] == ["wait_line"]
+    assert fields["entropy_pre_cue"] == (1 + 2) / 2
+    assert fields["entropy_reconsider_think"] == (4 + 8 + 16) / 3
+    assert fields["entropy_reconsider_full"] == (4 + 8 + 16 + 32 + 64 + 128) / 6
+    free = Generation([1, 2, 3], "Wait, no", "eos", entropies=[1.0, 2.0, 6.0], ends=[4, 8, 8])
+    fields = build_pass(EXAMPLE, (Phase("output", 9),), [free], None, SeriesPolicy())
+    assert fields["entropy_reconsider_think"] == 3, "without a block all is reasoning, its end too"
+
+
 def test_an_injected_cue_begins_the_output_and_is_not_found_as_a_marker() -> None:
     fields = build_pass(EXAMPLE, TAGGED, two("yes", "x"), WAIT, SeriesPolicy())
     assert fields["output"].startswith("<think>Wait, no. yes</think>")

@@ -271,6 +271,18 @@ def test_a_point_killed_after_its_last_row_is_complete_after_a_rerun(tmp_path: P
     assert (tmp_path / "run.json").read_bytes() == record
 
 
+def test_a_killed_attempt_that_added_a_cue_counts_its_own_tokens(tmp_path: Path) -> None:
+    go(point(spec(tmp_path, samples=1), ToyTask(4)))
+    made = point(spec(tmp_path, CUES, samples=1, lease_seconds=0.3, wait=True), ToyTask(4))
+    killed(made, RunFolder, "close")
+    go(made)
+    rows = [row for _, row in read_lines(made.rows_path) if row]
+    firsts, laters = ([row[name]["tokens_total"] for row in rows] for name in ("pass1", "pass2"))
+    attempts = attempts_of(tmp_path)
+    assert [attempt["status"] for attempt in attempts] == ["complete", "killed", "complete"]
+    assert [attempt["tokens"] for attempt in attempts] == [sum(firsts), sum(laters), 0]
+
+
 @pytest.mark.parametrize("when", [is_rows, is_record, is_lease])
 def test_what_killed_writers_left_half_written_is_removed(
     tmp_path: Path, when: Callable[..., bool]
