@@ -3,8 +3,9 @@
 Writes `conf/experiment/<name of the file>.yaml`, or `out=FILE` in a folder `experiment`, and prints
 the line that runs it. `model=FOLDER` (or a hub id) takes the place of the model that the file
 implies: `models/fine_tuned` where it is here, else `<hf_user_id>/<run_name>`, else the newest of
-that user. `without=finetuning,evaluation` leaves those steps of its pipeline out; else the file
-must say false to them.
+that user. An evaluation that the file asks for becomes a line of `launch/score_text.py`, printed
+below. `without=finetuning,evaluation` leaves those steps of its pipeline out; training, which is
+none of ours, is refused without it.
 HF_TOKEN comes from the environment alone.
 """
 
@@ -63,6 +64,8 @@ def imported(file: Path, given: Sequence[str]) -> None:
     place = out.parent.parent
     search = "" if place == CONF else f"'hydra.searchpath=[file://{place}]' "
     print(f"{out} is written: python launch/run.py {search}experiment={out.stem}")
+    if experiment.evaluation:
+        print(f"then its evaluation: {experiment.evaluation}")
 
 
 def _refuse_another(out: Path) -> None:

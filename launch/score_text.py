@@ -30,14 +30,11 @@ from components.grading.overlap import TOKENIZERS
 from components.grading.similarity import SentenceEmbedding
 from launch.config.command_line import ended, named
 from launch.scoring import files, judged, scores, tracking
-from launch.scoring.judged import Judgements
+from launch.scoring.judged import BY_TEXT, METRICS, Judgements, needs_judge
 from launch.scoring.predictions import FIELDS, Predictions, read
 from launch.scoring.scores import BY_EMBEDDING, CORRECTNESS, FACTS, SIMILARITY, Scores
 from launch.scoring.summary import printed, require_libraries, summary
 from pipeline.spec import SpecError, require
-
-BY_TEXT = (*scores.MATCHES, *scores.OVERLAPS)
-METRICS = (*BY_TEXT, SIMILARITY, CORRECTNESS, *judged.JUDGES)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -130,8 +127,7 @@ def chosen_metrics(given: argparse.Namespace) -> list[str]:
     for name in metrics:
         known = name in METRICS or elsewhere
         require(known, "--metrics", f"hold names of {', '.join(METRICS)}", name)
-        by_judge = name not in (*BY_TEXT, SIMILARITY)
-        if by_judge and not given.judge:
+        if needs_judge(name) and not given.judge:
             raise SpecError(
                 f"{name} is judged by a model: choose one with --judge, such as "
                 "--judge backend=openai model=hosted model.name=NAME"
@@ -150,7 +146,7 @@ def _possible(given: argparse.Namespace) -> list[str]:
 
 def judges_of(metrics: Sequence[str]) -> list[str]:
     """The judges that metrics need."""
-    plain = [name for name in metrics if name not in (*BY_TEXT, SIMILARITY, CORRECTNESS)]
+    plain = [name for name in metrics if needs_judge(name) and name != CORRECTNESS]
     needed = [FACTS] if CORRECTNESS in metrics else []
     return list(dict.fromkeys([*plain, *needed]))
 

@@ -39,9 +39,21 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
     "mlflow": {"tracking_uri": str, "experiment_name": str, **NAME_KEYS},
 }
+EVALUATOR = {
+    "metrics": list[str],
+    "llm": str | None,
+    "embedding": str | None,
+    "cost_per_million_input_tokens": float,
+    "cost_per_million_output_tokens": float,
+    "hf_user_id": str | None,
+    **NAME_KEYS,
+}
 OTHERS = ("fine_tuner", "evaluator")  # sections of its other steps, which an inference leaves alone
 _ENVIRONMENT = re.compile(r"\$\{(\w+)\}")
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_WORDS: dict[Any, str] = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "text"},
+    list[str]: "a list of texts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +73,7 @@ def read_config(path: Path, environment: Mapping[str, str] | None = None) -> Fin
         SpecError: no such file, no TOML, a variable that is not set, a section or key that is
             unknown or missing, or a value of another kind; the message names file and key.
     """
-    try:
-        with path.open("rb") as file:
-            given = tomllib.load(file)
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path} is no TOML: {error}") from error
+    given = _read(path)
     if unknown := [name for name in given if name not in (*SECTIONS, *OTHERS)]:
         raise SpecError(f"{path} has an unknown section {_near(unknown[0], [*SECTIONS, *OTHERS])}")
     if "inferencer" not in given:
@@ -79,10 +85,36 @@ def read_config(path: Path, environment: Mapping[str, str] | None = None) -> Fin
     return FineTunerConfig(path, **sections)
 
 
+def read_evaluator(path: Path, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The section `[evaluator]` of a file, which is checked only where its evaluation is asked for.
+
+    Raises:
+        SpecError: as `read_config`.
+    """
+    given = _read(path)
+    if "evaluator" not in given:
+        raise SpecError(
+            f"{path} must have a section [evaluator] for pipeline.enable_evaluation=true; it has "
+            f"{', '.join(given)}"
+        )
+    variables = os.environ if environment is None else environment
+    return _section(path, "evaluator", given["evaluator"], variables)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} is no TOML: {error}") from error
+
+
 def _section(
     path: Path, section: str, values: object, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    kinds = SECTIONS[section]
+    kinds: dict[str, Any] = EVALUATOR if section == "evaluator" else SECTIONS[section]
     if not isinstance(values, dict):
         raise SpecError(f"{path}: {section} must be a section, got {values!r}")
     if unknown := [key for key in values if key not in kinds]:
@@ -105,6 +137,10 @@ def _near(name: str, known: list[str]) -> str:
 
 def _value(where: str, given: object, kind: Any, environment: Mapping[str, str]) -> Any:
     """The value of a key in its kind; text of the environment is read as the kind asks."""
+    if kind == list[str]:
+        if not isinstance(given, list) or not given or not all(isinstance(v, str) for v in given):
+            raise SpecError(f"{where} must be {_WORDS[kind]}, one or more, got {given!r}")
+        return given
     optional = type(None) in getattr(kind, "__args__", ())
     plain: Any = str if optional else kind
     value = given

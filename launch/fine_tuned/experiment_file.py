@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from launch.config.words import quoted
 from launch.fine_tuned.config_file import FineTunerConfig
+from launch.fine_tuned.evaluation import asks_for_evaluation, evaluation_line
 from launch.fine_tuned.models import model_of
 from pipeline.spec import SpecError
 
@@ -21,11 +22,15 @@ _DTYPES = {"float16": "fp16", "bfloat16": "bf16", None: "none"}
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Options of groups, values of keys, and sentences on what the file asked for besides."""
+    """Options of groups, values of keys, and sentences on what the file asked for besides.
+
+    `evaluation` is the command of the step that follows, where the file asks for one.
+    """
 
     options: dict[str, str]
     values: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    evaluation: str | None = None
 
     @property
     def overrides(self) -> list[str]:
@@ -39,7 +44,8 @@ class Experiment:
         """The YAML of `conf/experiment/`."""
         defaults = [{f"override /{group}": option} for group, option in self.options.items()]
         body = OmegaConf.to_yaml(OmegaConf.create({"defaults": defaults, **_literal(self.values)}))
-        notes = "".join(f"# {note}\n" for note in self.notes)
+        then = [f"then: {self.evaluation}"] if self.evaluation else []
+        notes = "".join(f"# {note}\n" for note in [*self.notes, *then])
         return f"# @package _global_\n{HEADER} {source.name}\n{notes}{body}"
 
 
@@ -52,6 +58,7 @@ def experiment_of(
         config: the file.
         model: a folder or hub id, in place of the one that the file implies.
         without: steps (`finetuning`, `evaluation`) that the file asks for and that are left out.
+            An evaluation that is not left out becomes a line for `launch/score_text.py`.
 
     Raises:
         SpecError: the file asks for what an inference cannot do; the message names the key.
@@ -89,7 +96,10 @@ def experiment_of(
         uri, name = config.mlflow["tracking_uri"], config.mlflow["experiment_name"]
         values["tracking"] = {"uri": uri, "experiment": name}
         notes.append("mlflow.run_name: a run is named after its folder, below run.name")
-    return Experiment(options, values, notes)
+    evaluation = None
+    if asks_for_evaluation(config) and "evaluation" not in without:
+        evaluation = evaluation_line(config, f"outputs/{values['run']['name']}")
+    return Experiment(options, values, notes, evaluation)
 
 
 def run_name(of: dict[str, Any], unnamed: str | None) -> str:
@@ -108,7 +118,7 @@ def run_name(of: dict[str, Any], unnamed: str | None) -> str:
 
 
 def _check_steps(config: FineTunerConfig, without: tuple[str, ...]) -> None:
-    """Refuse steps that are not ours, unless they are left out in so many words."""
+    """Refuse training, which is not ours, unless it is left out in so many words."""
     steps, where = config.pipeline, config.path
     if not steps:
         return
@@ -116,15 +126,11 @@ def _check_steps(config: FineTunerConfig, without: tuple[str, ...]) -> None:
         if steps[key] is wrong:
             said = str(wrong).lower()
             raise SpecError(f"{where}: pipeline.{key}={said}: then there is no inference to import")
-    asked = {"finetuning": steps["enable_finetuning"]}
-    asked["evaluation"] = steps["enable_evaluation"] and not steps["stop_after_inference"]
-    for step, wanted in asked.items():
-        if wanted and step not in without:
-            raise SpecError(
-                f"{where}: pipeline.enable_{step}=true asks for a step that a run does not have: "
-                f"set it to false, or add without={','.join(s for s, w in asked.items() if w)} to "
-                "import the inference alone"
-            )
+    if steps["enable_finetuning"] and "finetuning" not in without:
+        raise SpecError(
+            f"{where}: pipeline.enable_finetuning=true asks for a step that a run does not have: "
+            "set it to false, or add without=finetuning to import what follows it"
+        )
 
 
 def _quantization(where: Path, of: dict[str, Any]) -> tuple[str, dict[str, Any]]:

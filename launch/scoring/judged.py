@@ -13,7 +13,7 @@ from launch.config.setup import RunSetup
 from launch.config.words import CONF, quoted
 from launch.running.here import run_ready
 from launch.scoring.predictions import Prediction, as_records
-from launch.scoring.scores import Column
+from launch.scoring.scores import CORRECTNESS, MATCHES, OVERLAPS, SIMILARITY, Column
 from pipeline.run.point import Point
 from pipeline.spec import SpecError
 from pipeline.store.files import Row, encode, write_atomically
@@ -21,6 +21,13 @@ from pipeline.store.row_index import read_rows
 
 FOLDER = "judge"  # of conf/task/
 JUDGES = tuple(sorted(path.stem for path in (CONF / "task" / FOLDER).glob("*.yaml")))
+BY_TEXT = (*MATCHES, *OVERLAPS)
+METRICS = (*BY_TEXT, SIMILARITY, CORRECTNESS, *JUDGES)
+
+
+def needs_judge(metric: str) -> bool:
+    """Whether a metric needs a model that judges."""
+    return metric not in (*BY_TEXT, SIMILARITY)
 
 
 @dataclass(slots=True)

@@ -1,12 +1,13 @@
 """`launch/import_toml.py`: the fine-tuner's TOML file as an experiment of ours."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launch import api, import_toml
+from launch import api, import_toml, score_text
 from launch.fine_tuned.config_file import read_config
 from launch.fine_tuned.experiment_file import experiment_of
 from pipeline.spec import RunSpec, SpecError
@@ -130,11 +131,69 @@ def test_a_file_that_is_not_there_is_no_hub_id(tmp_path: Path) -> None:
 def test_steps_of_others_are_left_out_in_so_many_words(tmp_path: Path) -> None:
     both = STEPS | {"enable_finetuning": "true", "enable_evaluation": "true"}
     path = toml(tmp_path, section("pipeline", both))
-    with pytest.raises(SpecError, match="without=finetuning,evaluation"):
+    with pytest.raises(SpecError, match="add without=finetuning"):
         spec_of(path, without=("evaluation",))
     assert spec_of(path, without=("finetuning", "evaluation")).task["name"] == "qa"
     stops = toml(tmp_path, section("pipeline", both | {"stop_after_inference": "true"}))
     assert spec_of(stops, without=("finetuning",)).task["name"] == "qa"
+
+
+EVALUATOR = {
+    "metrics": '["bleu_score", "answer_accuracy", "semantic_similarity"]',
+    "llm": '"gpt-4o-mini"',
+    "embedding": '"models/minilm"',
+    "cost_per_million_input_tokens": "0.15",
+    "cost_per_million_output_tokens": "0.6",
+} | {key: INFERENCER[key] for key in INFERENCER if key.startswith(("run_name", "hf_user"))}
+EVALUATED = section("pipeline", STEPS | {"enable_evaluation": "true"})
+
+
+def test_an_evaluation_becomes_a_line_that_scores_what_the_run_leaves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = EVALUATED + section("evaluator", EVALUATOR) + section("mlflow", MLFLOW)
+    path, out = toml(tmp_path, rest, run_name='"a run"'), tmp_path / "experiment/mine.yaml"
+    assert import_toml.main([str(path), f"out={out}", "model=org/model"]) == 0
+    begin = "then its evaluation: python launch/score_text.py "
+    (said,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith(begin)]
+    given = score_text.parser().parse_args(shlex.split(said.removeprefix(begin)))
+    assert given.paths == ["outputs/a run"] and given.embedding == "models/minilm"
+    assert given.metrics == ["bleu_score", "answer_accuracy", "semantic_similarity"]
+    assert given.judge == ["backend=openai", "backend.deployment=gpt-4o-mini"]
+    assert score_text.prices_of(given) == (0.15, 0.6)
+    assert given.tracking == ["tracking=mlflow", "tracking.uri=http://x:1",
+                              "tracking.experiment=tries"]  # fmt: skip
+    assert score_text.chosen_metrics(given) == given.metrics
+    assert said.removeprefix("then its evaluation: ") in out.read_text()
+    left_out = experiment_of(read_config(path), "org/model", ("evaluation",))
+    assert left_out.evaluation is None
+
+
+def test_metrics_of_the_text_alone_need_neither_judge_nor_embedding(tmp_path: Path) -> None:
+    plain = EVALUATOR | {"metrics": '["rouge_score"]', "llm": '"null"', "embedding": '"null"'}
+    path = toml(tmp_path, EVALUATED + section("evaluator", plain))
+    line = experiment_of(read_config(path), "org/model").evaluation
+    assert line == "python launch/score_text.py outputs/inferencer --metrics rouge_score"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"metrics": '["bleu", "rouge_score"]'}, "evaluator.metrics must hold names of"),
+        ({"metrics": '"bleu_score"'}, "evaluator.metrics must be a list of texts, one or more"),
+        ({"llm": '"null"'}, "evaluator.llm must be set: one of its metrics is judged by a model"),
+        ({"embedding": '"null"'}, "evaluator.embedding must be set"),
+        ({"lm": '"x"'}, "[evaluator] has an unknown key lm"),
+        (None, "must have a section [evaluator] for pipeline.enable_evaluation=true"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_named(
+    tmp_path: Path, changes: dict[str, str] | None, said: str
+) -> None:
+    rest = "" if changes is None else section("evaluator", EVALUATOR | changes)
+    with pytest.raises(SpecError) as caught:
+        experiment_of(read_config(toml(tmp_path, EVALUATED + rest)), "org/model")
+    assert said in str(caught.value)
 
 
 def test_an_imported_run_and_the_same_run_by_groups_are_one(
