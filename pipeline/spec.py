@@ -11,6 +11,7 @@ from omegaconf import MISSING
 
 ENTROPY_MODES = ("full", "means", "none")
 PHASE_MODES = ("auto", "tagged", "single")
+INFERENCER_SCHEMAS = ("inferencer_documented", "inferencer")
 MISSING_MODES = ("fail", "skip", "wait")
 NOT_EMPTY = "be null, or not empty"
 TRUNCATION_SIDES = ("left", "right")
@@ -230,6 +231,9 @@ class Run:
     text_output: str | None = (
         None  # a file of all prompts and answers as plain text, made at the end
     )
+    inferencer_output: str | None = (
+        None  # also leave inferencer_output.jsonl in the run folder: in which schema
+    )
     seed: int = 42
     split: str = "test"
     start: int = 0
@@ -264,6 +268,10 @@ class Run:
             self.entropy in ENTROPY_MODES, "run.entropy", f"be one of {ENTROPY_MODES}", self.entropy
         )
         require(self.phases in PHASE_MODES, "run.phases", f"be one of {PHASE_MODES}", self.phases)
+        schemas = (None, *INFERENCER_SCHEMAS)
+        rule = f"be null or one of {INFERENCER_SCHEMAS}"
+        schema = self.inferencer_output
+        require(schema in schemas, "run.inferencer_output", rule, schema)
         parts = PurePath(self.name)
         inside = self.name.strip() != "" and not parts.is_absolute() and ".." not in parts.parts
         require(inside, "run.name", "name a folder below run.root", self.name)

@@ -101,3 +101,18 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def tiny_adapter(tiny_llama: Callable[..., Path], tmp_path: Path) -> Path:
+    """An adapter of the tiny Llama with random factors and dropout, which only training has."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = LoraConfig(target_modules="all-linear", lora_dropout=0.5, task_type="CAUSAL_LM")
+    config.init_lora_weights = False
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama())
+    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"

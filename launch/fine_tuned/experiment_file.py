@@ -85,7 +85,10 @@ def experiment_of(
             "min_p": of["min_p"],
             "max_new_tokens": of["max_new_tokens"],
         },
-        "run": {"name": run_name(of, "inferencer")},
+        "run": {
+            "name": run_name(of, "inferencer"),
+            "inferencer_output": "inferencer_documented",
+        },
         **precision,
     }
     if not of["use_cache"]:

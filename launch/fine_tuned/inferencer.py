@@ -6,7 +6,8 @@
     results = inferencer.run()              #               "task.data.path=test.jsonl")
 
 Rows lie in the run folder, so that the same call again does only what is missing, and
-`inferencer_output.jsonl` beside them is written anew each time: no row is there twice.
+`inferencer_output.jsonl` beside them (`run.inferencer_output`) is written anew each time: no row is
+there twice.
 """
 
 import json
@@ -21,15 +22,13 @@ from launch.config.words import quoted
 from launch.fine_tuned.config_file import FineTunerConfig, read_config
 from launch.fine_tuned.custom_backend import CustomBackend
 from launch.fine_tuned.experiment_file import experiment_of
-from launch.rows.inferencer_schemas import documented, system_and_user, written
+from launch.rows.inferencer_schemas import system_and_user
+from launch.running.inferencer_output import results
 from pipeline.protocols import Backend
 from pipeline.run.point import Point
-from pipeline.spec import SpecError, digest
-from pipeline.store.files import Row, encode, write_atomically
+from pipeline.spec import INFERENCER_SCHEMAS, SpecError, digest
+from pipeline.store.files import Row, write_atomically
 
-OUTPUT = "inferencer_output.jsonl"
-SCHEMAS = ("inferencer_documented", "inferencer")
-PASS = "pass1"
 _LOG = logging.getLogger(__name__)
 
 
@@ -59,13 +58,15 @@ class Inferencer:
         Raises:
             SpecError: names the key of what is wrong.
         """
-        if schema not in SCHEMAS:
-            raise SpecError(f"schema must be one of {', '.join(SCHEMAS)}, got {schema!r}")
+        if schema not in INFERENCER_SCHEMAS:
+            known = ", ".join(INFERENCER_SCHEMAS)
+            raise SpecError(f"schema must be one of {known}, got {schema!r}")
         self.schema = schema
         self.model: Any = None
         self.tokenizer: Any = None
         self.outcome: api.RunOutcome | None = None
-        self._line = _line(config, overrides, tuple(without))
+        given = [*overrides, f"run.inferencer_output={schema}"]
+        self._line = _line(config, given, tuple(without))
         self._setup = api.compose(*self._line)
         self._loaded: Any = None
 
@@ -137,14 +138,11 @@ class Inferencer:
                 "the run is %s: what is missing is made when it is run again; see %s",
                 *(self.outcome.state, self.outcome.folder),
             )
-        return self._results(self.outcome.point)
+        return results(self.outcome.point, self.schema)
 
     def run(self) -> list[Row]:
         """All answers; `inferencer_output.jsonl` in the run folder has the same."""
-        results = self.generate_responses()
-        assert self.outcome is not None
-        write_atomically(self.outcome.folder / OUTPUT, map(encode, results))
-        return results
+        return self.generate_responses()
 
     def custom_generate(self, prompt: str) -> str:
         """The answer to a prompt; for subclasses."""
@@ -174,21 +172,6 @@ class Inferencer:
         write_atomically(path, (json.dumps(row).encode() + b"\n" for row in rows))
         data = ["task.data.hub=null", f"task.data.path={quoted(str(path.absolute()))}"]
         self._setup = api.compose(*_without(self._line, data), *data)
-
-    def _results(self, point: Point) -> list[Row]:
-        """The point's rows in the schema, in its order."""
-        examples = {example.id: example for example in point.examples}
-        rows = {(row["example_id"], row["sample_idx"]): row for row in _stored(point)}
-        found = [rows[key] for key in map(tuple, point.canonical_order()) if key in rows]
-        if self.schema == "inferencer_documented":
-            return [documented(row, PASS) for row in found]
-        prompts = [point.task.prompt(examples[row["example_id"]]) for row in found]
-        pairs = zip(found, prompts, strict=True)
-        return [written(row, PASS, *system_and_user(prompt)) for row, prompt in pairs]
-
-
-def _stored(point: Point) -> Iterable[Row]:
-    return api.RunOutcome(point, 0).rows() if point.rows_path.exists() else ()
 
 
 def _line(

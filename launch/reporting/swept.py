@@ -21,6 +21,7 @@ PLACES = (
     "run.root",
     "run.dir",
     "run.text_output",
+    "run.inferencer_output",
     "run.shard",
     "run.shards",
     "run.wait",

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from launch.config.interrupts import INTERRUPTED
 from launch.running.files import log_into, log_name, write_config_once
+from launch.running.inferencer_output import write_inferencer_output
 from launch.running.progress import Progress
 from launch.running.screen import print_summary
 from launch.running.spoken import Spoken, is_spoken
@@ -72,6 +73,7 @@ def run_ready(
     for session in outcome.sessions:
         if session.status != "shared":  # the shard that ends the run writes it
             write_text(session.point)
+            write_inferencer_output(session.point)
     if spoken:
         spoken.finish()
     print_summary(outcome.sessions, spoken is not None)

@@ -19,6 +19,7 @@ from launch.config.compose import build_backend
 from launch.config.interrupts import INTERRUPTED
 from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.running.here import run_ready
+from launch.running.inferencer_output import write_inferencer_output
 from launch.running.text_output import refuse_one_file_for_several, write_text
 from launch.sweeps.job import Job
 from launch.sweeps.listing import write_listing
@@ -136,6 +137,7 @@ def _go(sweep: Sweep) -> int:
         member.missing = missing_rows(member.point) if member.point else 0
         if member.point and not member.missing:
             write_text(member.point)
+            write_inferencer_output(member.point)
     from launch.sweeps.point_table import print_points  # pandas, which composing spares
 
     return print_points(sweep.members, sweep.failures)

@@ -92,19 +92,6 @@ def logits(model: Any) -> torch.Tensor:
         return model(input_ids=torch.arange(5, 25)[None]).logits  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def tiny_adapter(tiny_llama: Callable[..., Path], tmp_path: Path) -> Path:
-    """An adapter of the tiny Llama with random factors and dropout, which only training has."""
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = peft.LoraConfig(target_modules="all-linear", lora_dropout=0.5, task_type="CAUSAL_LM")
-    config.init_lora_weights = False
-    base = AutoModelForCausalLM.from_pretrained(tiny_llama())
-    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
-
-
 def test_beside_the_weights_it_gives_the_logits_of_the_merged_one(
     tiny_llama: Callable[..., Path], tiny_adapter: Path, tmp_path: Path
 ) -> None:
