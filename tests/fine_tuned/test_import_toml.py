@@ -157,7 +157,7 @@ def test_an_evaluation_becomes_a_line_that_scores_what_the_run_leaves(
     begin = "then its evaluation: python launch/score_text.py "
     (said,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith(begin)]
     given = score_text.parser().parse_args(shlex.split(said.removeprefix(begin)))
-    assert given.paths == ["outputs/a run"] and given.embedding == "models/minilm"
+    assert list(map(str, given.paths)) == ["outputs/a run"] and given.embedding == "models/minilm"
     assert given.metrics == ["bleu_score", "answer_accuracy", "semantic_similarity"]
     assert given.judge == ["backend=openai", "backend.deployment=gpt-4o-mini"]
     assert score_text.prices_of(given) == (0.15, 0.6)
