@@ -329,7 +329,8 @@ class Backend(Protocol):
     it has parameters of these names:
 
     - `model` (`ModelSpec`): which weights, tokenizer and template. A backend that ignores them says
-      `Capabilities(runs_model=False)`.
+      `Capabilities(runs_model=False)`; one that reads some keys names them in `model_keys`, and
+      others are refused.
     - `quantization` (`Quantization`). Without the parameter, options other than `none` are refused
       for it.
     - `cache_dir` (`str | None`): the value of `run.cache_dir`.
@@ -343,6 +344,7 @@ class Backend(Protocol):
     capabilities: Capabilities = Capabilities()
     capacity: int = 16  # traces it wants open at once; read again after entering, and as it goes
     quantization: str = "none"  # the name of the `Quantization` that it honours
+    model_keys: tuple[str, ...] | None = None  # of `model`, those it reads; None: all of them
     follows: bool = False  # a rank above 0 of several: `follow` is awaited, and nothing else
 
     async def discover(self) -> None:

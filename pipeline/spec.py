@@ -202,6 +202,8 @@ class ModelSpec:
         sides = " or ".join(TRUNCATION_SIDES)
         side = self.truncation_side
         require(side in TRUNCATION_SIDES, "model.truncation_side", f"be {sides}", side)
+        rule = "be left, the default, without model.max_length: nothing is cut"
+        require(side == "left" or self.max_length is not None, "model.truncation_side", rule, side)
         window = self.routing_window
         require(window is None or window >= 1, "model.routing_window", "be 1 or more", window)
         cap = self.reasoning_cap

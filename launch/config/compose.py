@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType, UnionType
@@ -29,7 +29,7 @@ from launch.talk.session import TalkSpec
 from pipeline.protocols import Backend, Phase, Quantization, Task
 from pipeline.run.phases import cap_key
 from pipeline.run.point import Point, prepare
-from pipeline.spec import NOT_EMPTY, RunSpec, SpecError, require
+from pipeline.spec import NOT_EMPTY, ModelSpec, RunSpec, SpecError, require
 
 Outcome = TypeVar("Outcome")
 
@@ -56,6 +56,7 @@ TASK_CAPS = {
     "answer_cap": "answer_cap",
     "max_new_tokens": "max_output_tokens",
 }
+OF_EVERY_RUN = ("name", "path", "reasoning_cap")  # keys of `model` that need no backend
 HANDED_OVER = ("model", "quantization", "cache_dir")  # to a backend that has such parameters
 
 
@@ -202,7 +203,21 @@ def construct_backend(spec: RunSpec) -> Backend:
     rule = f"be none with backend {backend.name}, which does not choose how weights are held"
     able = "quantization" in parameters or quantization.name == "none"
     require(able, "quantization", rule, quantization.name)
+    refuse_unread(spec.model, backend)
     return backend
+
+
+def refuse_unread(model: ModelSpec, backend: Backend) -> None:
+    """Refuse a key of `model` that is set and that the backend does not read. Raises SpecError."""
+    if backend.model_keys is None:
+        return
+    for one in fields(model):
+        unset = one.default if one.default_factory is MISSING else one.default_factory()
+        value = getattr(model, one.name)
+        read = one.name in (*OF_EVERY_RUN, *backend.model_keys)
+        shown = json.dumps(unset)
+        rule = f"be {shown} with backend {backend.name}, which sends requests and does not read it"
+        require(read or value == unset, f"model.{one.name}", rule, value)
 
 
 def in_a_loop_of_its_own(work: Coroutine[Any, Any, Outcome]) -> Outcome:

@@ -20,7 +20,11 @@ from components.backends.openai_api.retries import Retry
 from components.backends.openai_api.samples import Samples, Share
 from components.backends.openai_api.sender import Place, Sender
 from components.backends.openai_api.service import Connection
-from components.backends.openai_api.settings import prefill_mode, refuse_settings
+from components.backends.openai_api.settings import (
+    keys_of_model,
+    prefill_mode,
+    refuse_settings,
+)
 from components.models.checkpoint import cache_folder
 from pipeline.protocols import (
     Backend,
@@ -32,7 +36,7 @@ from pipeline.protocols import (
     Request,
     spelled,
 )
-from pipeline.spec import ModelSpec, SpecError
+from pipeline.spec import ModelSpec, SpecError, require
 
 if TYPE_CHECKING:
     from components.backends.openai_api.prompt_text import PromptText
@@ -100,7 +104,9 @@ class OpenAiBackend(Backend):
         self._deployment, self._endpoint, self._api_version = deployment, endpoint, api_version
         self._movable, self._prefill, self._stop_text = connection.movable, prefill, stop_text
         self._top, self._batch = top_logprobs, batch
-        self._step = model.step if isinstance(model.step, int) else 0
+        rule = "be a number, or null, where a service has the model"
+        require(model.step is None or isinstance(model.step, int), "model.step", rule, model.step)
+        self._step = model.step or 0
         self._cache = cache_folder(cache_dir)
         self._dialect = Dialect(
             api=api,
@@ -124,6 +130,7 @@ class OpenAiBackend(Backend):
         self._samples = Samples(self._ask, together)
         self._kept = KeptAnswers(Path(response_cache).expanduser()) if response_cache else None
         self._text = _prompt_text(model, self._cache) if api == "completions" else None
+        self.model_keys = keys_of_model(api, model.tokenizer)
         if self._text is not None:
             self._continues: bool | None = prefill != "no"
         else:

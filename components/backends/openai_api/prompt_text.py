@@ -7,7 +7,7 @@ from components.decoding.chat_template import ChatTemplate
 from components.models.checkpoint import Checkpoint, prepare, resolve
 from components.models.tokenizer_loading import load_tokenizer
 from pipeline.protocols import Prompt, spelled
-from pipeline.spec import ModelSpec
+from pipeline.spec import ModelSpec, SpecError
 
 BETWEEN = "\n\n"
 
@@ -47,7 +47,10 @@ class PromptText:
         if self._found is None:
             assert self._model.tokenizer is not None
             spec = ModelSpec(path=self._model.tokenizer, chat_template=self._model.chat_template)
-            self._found = resolve(spec, self._cache)
+            try:
+                self._found = resolve(spec, self._cache)
+            except SpecError as error:
+                raise SpecError(f"model.tokenizer={self._model.tokenizer}: {error}") from error
         return self._found
 
     def _load(self) -> None:

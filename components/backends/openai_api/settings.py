@@ -9,6 +9,9 @@ from components.backends.openai_api.endings import STOP_TEXTS
 from components.backends.openai_api.prefill import MODES
 from pipeline.spec import require
 
+# Keys of `model` that a tokenizer's template is written with.
+OF_TEMPLATES = ("chat_template", "template_kwargs", "trust_remote_code")
+
 
 def prefill_mode(prefill: str | bool) -> str:
     """One of `MODES`; YAML reads a bare yes or no as a truth value. Raises SpecError."""
@@ -16,6 +19,13 @@ def prefill_mode(prefill: str | bool) -> str:
         prefill = "yes" if prefill else "no"
     require(prefill in MODES, "backend.prefill", f"be one of {MODES}", prefill)
     return prefill
+
+
+def keys_of_model(api: str, tokenizer: str | None) -> tuple[str, ...]:
+    """The keys of `model` that are read: a prompt is written here for completions alone."""
+    if api != "completions":
+        return ("step",)
+    return ("step", "tokenizer", *(OF_TEMPLATES if tokenizer else ()))
 
 
 def refuse_settings(
