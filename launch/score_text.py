@@ -186,9 +186,11 @@ def add_judged(
             made.metrics[name] = judgements.column(made.rows)
         where = f"the run is {judgements.folder}, and the same command goes on with it"
         made.note(judgements.missing, f"have no judgement by {name} yet, or too few: {where}")
-        made.note(
-            judgements.unread, f"have a judgement by {name} that does not end as its prompt asks"
-        )
+        if judgements.unread:  # of several judgements of a row, some may be read
+            made.notes.append(
+                f"{judgements.unread} judgements by {name} have no score, since what the judge "
+                "wrote does not end as its prompt asks"
+            )
     if CORRECTNESS in metrics:
         scores.add_correctness(made, made.metrics[FACTS])
     made.parts |= {name: c for name, c in made.metrics.items() if name not in metrics}

@@ -143,6 +143,16 @@ def test_judgements_become_scores_and_their_tokens_a_cost_at_a_millionth_each(
     assert len(hostile) == 2 and all("{question} ${oc.env:HOME}" in prompt for prompt in hostile)
 
 
+def test_judgements_that_cannot_be_read_are_counted_as_what_they_are(
+    predictions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, [("", "I cannot tell.")])
+    line = [str(predictions), "--out", str(tmp_path / "out"), "--metrics", "answer_accuracy"]
+    assert main([*line, "--judge", "backend=echo", "sampling.num_samples=2"]) == 0
+    note = summary_of(tmp_path / "out")["notes"][0]
+    assert note.startswith("6 judgements by answer_accuracy have no score"), "2 of each of 3 rows"
+
+
 def test_the_same_command_asks_no_judge_again(
     predictions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +298,22 @@ def test_the_seven_metrics_of_the_fine_tuners_evaluator(
     assert lines[2]["answer_correctness"] is None
     sheet = load_workbook(out / "evaluator_output_detailed.xlsx").active
     assert {cell.value for cell in next(sheet.iter_rows())} >= {*SEVEN.split(), "rouge1"}
+
+
+def test_an_empty_response_is_similar_to_nothing(tmp_path: Path, smollm2: Path) -> None:
+    from tests.fakes.tiny_models import tiny_encoder  # loads torch
+
+    path, blank = tmp_path / "mine.jsonl", ("", " \n", None)
+    rows = [{"response": text, "reference": ["four", "five"]} for text in (*blank, "five")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    encoder = str(tiny_encoder(smollm2, tmp_path / "encoder"))
+    names = "exact_match bleu_score chrf_score rouge_score semantic_similarity".split()
+    line = [str(path), "--out", str(tmp_path), "--embedding", encoder, "--metrics", *names]
+    assert main(line) == 0
+    for row in lines_of(tmp_path)[:3]:
+        assert [row[name] for name in names] == [0, 0, 0, 0, 0]
+    similar = lines_of(tmp_path)[3]["semantic_similarity"]
+    assert 1 - 1e-5 < similar <= 1, "the closest reference counts, and no cosine is above 1"
 
 
 def test_a_judge_of_ones_own_is_a_yaml_as_the_page_has_it(

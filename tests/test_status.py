@@ -49,6 +49,21 @@ def test_a_whole_point_one_under_way_and_one_that_stopped_are_told_apart(tmp_pat
     assert "ValueError: no such thing" in shown(tmp_path)
 
 
+def test_rows_that_wait_for_an_added_cue_are_still_to_do(tmp_path: Path) -> None:
+    """Their lines are there from the start, and each is written once more: 3 lines, then 4 to 6."""
+    go(point(spec(tmp_path / "step-0", samples=1, limit=3)))
+    session = open_now(point(spec(tmp_path / "step-0", CUES, samples=1, limit=3)))
+    for done in range(4):
+        [found] = Reader([tmp_path]).points()
+        assert (found.state, found.rows, found.wanted) == ("running", done, 3)
+        if done < 3:
+            example, sample = asyncio.run(session.next_trace())
+            asyncio.run(session.run_trace(example, sample, done, Counting()))
+    session.close({})
+    [found] = Reader([tmp_path]).points()
+    assert (found.state, found.rows) == ("complete", 3)
+
+
 def test_rows_that_were_lost_after_the_end_are_noticed_and_make_a_manifest(tmp_path: Path) -> None:
     made = point(spec(tmp_path / "a/step-0", CUES))
     go(made)

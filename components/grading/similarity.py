@@ -59,7 +59,8 @@ class SentenceEmbedding:
 
     def cosine(self, one: str, other: str) -> float:
         """The cosine of two texts that were read, -1 to 1."""
-        return float(self._vectors[one] @ self._vectors[other])
+        cosine = float(self._vectors[one] @ self._vectors[other])
+        return min(max(cosine, -1.0), 1.0)  # float32 may leave it a little outside
 
     def _is_longer(self, text: str) -> bool:
         most = self._model.max_seq_length

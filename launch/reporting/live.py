@@ -30,7 +30,10 @@ Sizes = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """A line of the list; `key` opens the run's page and is None where it has no rows yet."""
+    """A line of the list; `key` opens the run's page and is None where it has no rows yet.
+
+    `cost` is in USD, and no more than `at_least` what was spent where an attempt did not say its.
+    """
 
     name: str
     state: str
@@ -38,6 +41,7 @@ class RunLine:
     rows: str = ""
     tokens_per_second: float | None = None
     cost: float | None = None
+    at_least: bool = False
     error: str = ""
     key: str | None = None
 
@@ -100,15 +104,17 @@ class LiveRuns:
             name = point.name
             costs = [(a.get("backend") or {}).get("cost_usd") for a in attempts_of(folder)]
             known = [float(cost) for cost in costs if cost is not None]
+            has_rows = any(file.stat().st_size for file in self._files(folder))
             return RunLine(
                 name,
                 point.state,
-                self._accuracy(folder) if point.rows else None,
+                self._accuracy(folder) if has_rows else None,
                 f"{point.rows} of {point.wanted}",
                 point.tokens_per_second if point.writers else _pace(folder),
                 sum(known) if known else None,
+                len(known) < len(costs),
                 point.error,
-                key_of_folder(folder) if point.rows else None,
+                key_of_folder(folder) if has_rows else None,
             )
         except UNREADABLE as error:  # another program's run.json hides no other run
             return RunLine(name, "unreadable", error=f"{type(error).__name__}: {error}")
@@ -182,7 +188,7 @@ def _cells(line: RunLine) -> list[str]:
     opened = f'<a href="run/{line.key}">{name}</a>' if line.key else name
     accuracy = "–" if line.accuracy is None else f"{number('accuracy', line.accuracy)} %"
     pace = "–" if line.tokens_per_second is None else f"{line.tokens_per_second:.0f}"
-    cost = "–" if line.cost is None else f"{line.cost:.4g}"
+    cost = "–" if line.cost is None else f"{'≥ ' if line.at_least else ''}{line.cost:.4g}"
     texts = (line.state, accuracy, line.rows, pace, cost, line.error)
     return [f"<td>{cell}</td>" for cell in (opened, *map(html.escape, texts))]
 

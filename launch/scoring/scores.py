@@ -91,11 +91,17 @@ def _add_rouge(scores: Scores) -> None:
 
 
 def add_similarity(scores: Scores, embedding: SentenceEmbedding) -> None:
-    """The cosine of a response and its closest reference."""
+    """The cosine of a response and its closest reference; 0 where the response is empty.
+
+    A model makes some vector of an empty text as well, which means nothing.
+    """
     rows = [row for row in scores.rows if row.references]
     embedding.read([text for row in rows for text in (row.response, *row.references)])
     scores.metrics[SIMILARITY] = _by_row(
-        scores.rows, lambda said, golds: max(embedding.cosine(said, gold) for gold in golds)
+        scores.rows,
+        lambda said, golds: (
+            max(embedding.cosine(said, gold) for gold in golds) if said.strip() else 0.0
+        ),
     )
 
 

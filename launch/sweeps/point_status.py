@@ -82,20 +82,22 @@ class Reader:
         """How the run in a folder stands. Raises SpecError where its run.json cannot be read."""
         record = read_record(folder / "run.json", "spec")
         attempts = attempts_of(folder)
-        rows = sum(map(count_lines, row_files_of(folder, record)))
         wanted = record.get("rows_wanted", 0)
         leases = self._leases.setdefault(folder, Leases(folder, 60))
         writers = [name for name, alive in leases.others().items() if alive is not False]
         working = [a for a in attempts if a["status"] == "running" and _is_of(a, writers)]
         seconds = [max(a["seconds"], 1e-9) for a in working]
         last = attempts[-1]["status"] if attempts else "empty"
+        rows = sum(map(count_lines, row_files_of(folder, record)))
+        if rows >= wanted and last != "complete":  # lines may repeat a row, or lack a cue's pass
+            rows = _num_whole(folder, record)
         swept = record.get("swept")
         return PointStatus(
             folder,
             writers,
             rows,
             wanted,
-            _state(last, writers, rows >= wanted and (last == "complete" or _is_whole(folder))),
+            _state(last, writers, rows >= wanted),
             sum(a["tokens"] / s for a, s in zip(working, seconds, strict=True)),
             sum(a["rows"] / s for a, s in zip(working, seconds, strict=True)),
             _last_error(folder),
@@ -131,15 +133,13 @@ def _rows_path(folder: Path, record: Mapping[str, Any]) -> Path:
     return folder / f"step{record['step']:04d}_{split}.jsonl"
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether every row has the passes of the run's cues, whatever became of its last attempt."""
-    record = read_record(folder / "run.json", "spec")
+def _num_whole(folder: Path, record: Mapping[str, Any]) -> int:
+    """How many rows have the passes of the run's cues, each row counted once."""
     cues = [Cue(name, **about) for name, about in record["spec"]["cue"].items()]
     hashes = {cue_hash(cue) for cue in cues}
     path = _rows_path(folder, record)
     passes = {key_of(row): {p["cue_hash"] for p in stored_passes(row)} for row in read_rows(path)}
-    whole = [key for key, made in passes.items() if made >= hashes]
-    return len(whole) >= int(record.get("rows_wanted", 0))
+    return sum(made >= hashes for made in passes.values())
 
 
 def _is_of(attempt: dict[str, Any], writers: Sequence[str]) -> bool:

@@ -69,6 +69,19 @@ def test_the_list_tells_state_accuracy_rows_pace_and_cost_and_escapes_names(port
         assert f"<td>{text}</td>" in page
 
 
+def test_a_cost_that_an_attempt_did_not_say_makes_the_sum_a_lower_bound(
+    port: int, root: Path
+) -> None:
+    """A killed attempt says nothing of what it paid, and one without a price says null."""
+    path = root / NAME / "step-0" / "run.json"
+    stored = json.loads(path.read_text())
+    silent = {"attempt": 2, "status": "killed", "host": "h", "pid": 1}
+    silent |= {"rows": 0, "tokens": 0, "seconds": 1.0}
+    for more in (silent, silent | {"backend": {"cost_usd": None}}):
+        path.write_text(json.dumps(stored | {"attempts": [*stored["attempts"], more]}))
+        assert "<td>≥ 0.25</td>" in asked(port, "/")[1]
+
+
 def test_a_runs_page_follows_its_files_and_nothing_is_written_there(
     port: int, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
