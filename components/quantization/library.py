@@ -100,7 +100,20 @@ class LibraryQuantization:
             )
 
     def after_loading(self, model: Any) -> Any:
-        """The model itself: its weights are quantized while they are loaded."""
+        """The model itself: its weights are quantized while they are loaded.
+
+        Raises:
+            SpecError: the library has left every layer whole, as torchao does in silence where
+                their inputs are no multiple of its groups.
+        """
+        from components.quantization.report import weights_report
+
+        if not weights_report(model)["quantized"]:
+            raise SpecError(
+                f"quantization={self.name} must be another for {type(model).__name__}: "
+                f"{self.library} leaves every layer of it whole with {dict(self.arguments)}; the "
+                f"nearest is quantization={self.instead}"
+            )
         return model
 
     def _value(self, value: Any) -> Any:

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from components.backends.hf.backend import HfBackend
 from components.models.checkpoint import prepare, resolve
 from components.models.loading import load_model
+from components.quantization.library import LibraryQuantization
 from launch.config.compose import build, to_spec
 from pipeline.protocols import Generation, Quantization
 from pipeline.spec import ModelSpec, SpecError
@@ -156,6 +157,31 @@ def test_weights_that_are_quantized_already_are_refused_before_loading(
     (stored / "config.json").write_text(json.dumps(config))
     with pytest.raises(SpecError, match=r"stored quantized already \(gptq\)"):
         asyncio.run(ask(backend(stored, name), [request(0)]))
+
+
+INT4 = "torchao.prototype.quantization.int4.PrototypeInt4WeightOnlyConfig"
+
+
+def int4(group: int) -> LibraryQuantization:
+    """What torchao has for a processor; it quantizes as `torchao_int4wo` does, and packs anew."""
+    arguments = {"group_size": group, "set_inductor_config": False}
+    return LibraryQuantization("int4", INT4, arguments, dtype="bfloat16", devices=("cpu",))
+
+
+def test_a_library_that_leaves_every_layer_whole_is_refused(folder: Path) -> None:
+    made = HfBackend(ModelSpec(name="m", path=str(folder)), int4(128), **HERE)
+    _, described = asyncio.run(answers_and_description(made))
+    assert described["weights"]["quantized"] == {"model.layers.*.mlp.down_proj": 2}  # 128 inputs
+    narrow = tiny("llama", folder, folder.parent / "narrow", intermediate_size=64)
+    made = HfBackend(ModelSpec(name="m", path=str(narrow)), int4(128), **HERE)
+    with pytest.raises(SpecError, match="int4 must be another .* torchao leaves every layer"):
+        asyncio.run(ask(made, [request(0)]))
+
+
+def test_torchao_int4wo_reaches_every_layer_of_smollm2() -> None:
+    """Its layers have 576 and 1536 inputs, of which groups of 128 would leave the former whole."""
+    group = option("torchao_int4wo").arguments["group_size"]
+    assert 576 % group == 1536 % group == 0
 
 
 def test_a_missing_library_is_refused_with_what_to_install(
