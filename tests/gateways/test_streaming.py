@@ -10,6 +10,7 @@ import pytest
 from components.backends.openai_api import streaming
 from components.backends.openai_api.backend import OpenAiBackend
 from components.backends.openai_api.failures import GatewayError
+from components.backends.openai_api.streaming import ListenerError
 from pipeline.protocols import BackendLostError, Generation
 from tests.gateways.asking import ask, backend, request
 from tests.gateways.service import Body, Reply, Seen, Service, chat, refusal, serving
@@ -275,3 +276,19 @@ def test_a_service_that_streams_unasked_is_understood(tmp_path: Path, events: li
         (found,) = ask(backend(service.url, tmp_path), request())
         assert len(service.seen) == 1
     assert isinstance(found, Generation) and found.text == "fine" and found.count == 7
+
+
+@pytest.mark.parametrize("listener", ["on_token", "on_reasoning"])
+def test_a_listener_that_raises_fails_its_row_alone_and_nothing_is_asked_again(
+    listener: str, tmp_path: Path
+) -> None:
+    def broken(text: str) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    events = [event({"reasoning_content": "because"}), *events_of("one ", "two")]
+    with serving(Reply(events=events)) as service:
+        asked = request(**{"on_token": lambda _: None, listener: broken})
+        failed, other = ask(backend(service.url, tmp_path), asked, request("again", on_token=print))
+        assert len(service.seen) == 2, "each was asked once"
+    assert isinstance(failed, ListenerError) and "BrokenPipeError: nobody reads" in str(failed)
+    assert isinstance(other, Generation) and other.text == "one two"

@@ -1,6 +1,6 @@
 """Answers that come in pieces, as server-sent events, and what of them is certain on the way."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -41,6 +41,20 @@ async def chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
         await response.aclose()
 
 
+class ListenerError(RuntimeError):
+    """Whoever listened to an answer failed. The service did not: nothing is asked for again."""
+
+
+def _hand_on(listener: Callable[[str], None], text: str) -> None:
+    """Call a listener. Raises ListenerError for whatever it raises, such as a pipe that broke."""
+    try:
+        listener(clean(text))
+    except Exception as error:
+        raise ListenerError(
+            f"whoever listened to the answer failed: {type(error).__name__}: {error}"
+        ) from error
+
+
 class Told:
     """Hands the text of one request to its `on_token` as it becomes certain.
 
@@ -63,7 +77,7 @@ class Told:
         self._text += delta
         end = self._certain()
         if end > self.num_told and self._request.on_token is not None:
-            self._request.on_token(clean(self._text[self.num_told : end]))
+            _hand_on(self._request.on_token, self._text[self.num_told : end])
             self.num_told = end
 
     def reason(self, delta: str) -> None:
@@ -71,7 +85,7 @@ class Told:
         self._reasoning += delta
         end = _whole_length(self._reasoning)
         if end > self._num_reasoned and self._request.on_reasoning is not None:
-            self._request.on_reasoning(clean(self._reasoning[self._num_reasoned : end]))
+            _hand_on(self._request.on_reasoning, self._reasoning[self._num_reasoned : end])
             self._num_reasoned = end
 
     def _certain(self) -> int:
