@@ -122,6 +122,11 @@ def prepare(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
     return dataclasses.replace(checkpoint, weights=weights, tokenizer=tokenizer)
 
 
+def prepare_tokenizer(checkpoint: Checkpoint, cache: Path) -> Checkpoint:
+    """As `prepare`, with the weights left as they are."""
+    return dataclasses.replace(checkpoint, tokenizer=_converted(checkpoint.tokenizer, cache))
+
+
 def _converted(source: Source, cache: Path) -> Source:
     if source.kind == "foreign":
         path = Path(source.location)

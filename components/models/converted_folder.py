@@ -42,7 +42,7 @@ def _replace(target: Path, called: str, make: Callable[[Path], None]) -> None:
     """Make `target`. The caller holds its lock, so any older files of that name are abandoned."""
     for abandoned in [target, *target.parent.glob(f"{target.name}.part-*")]:
         shutil.rmtree(abandoned, ignore_errors=True)
-    _LOG.info("converting %s to safetensors, once", called)
+    _LOG.info("converting %s, once", called)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.part-", dir=target.parent) as part:
         folder = Path(part) / "model"
@@ -53,12 +53,12 @@ def _replace(target: Path, called: str, make: Callable[[Path], None]) -> None:
 
 
 def flush(folder: Path) -> dict[str, int]:
-    """Bring every file of a folder to the disk. Returns their sizes by name."""
+    """Bring every file below a folder to the disk. Returns their sizes by path within it."""
     sizes = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        sizes[path.name] = path.stat().st_size
+        sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
     return sizes
 
 

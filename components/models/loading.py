@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
@@ -86,8 +92,7 @@ def load_model(
     names = tensor_names(folder) if folder else frozenset()
     placed: Mapping[str, Any] = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
     if placement is not None:
-        rule = "be null where devices or ranks share a model; launch/export_model.py merges it"
-        require(checkpoint.adapter is None, "model.adapter", rule, spec.adapter or spec.path)
+        _refuse_adapter(checkpoint, spec)
         placed = placement
     with _errors_as_sentences(spec), quietly():
         config = _config(source, spec)
@@ -120,6 +125,40 @@ def load_model(
     if beside:
         with _errors_as_sentences(spec), quietly():
             model = unmerged(model, _adapter_folder(checkpoint))
+    model.train(False)
+    return model
+
+
+def empty_model(
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    quantization: LoadableQuantization,
+    device: torch.device,
+) -> PreTrainedModel:
+    """The model of a checkpoint of ZeRO before its weights are there, in evaluation mode.
+
+    Raises:
+        SpecError: its config.json is that of no causal language model.
+    """
+    assert checkpoint.weights.config is not None, "a checkpoint of ZeRO"
+    _refuse_adapter(checkpoint, spec)
+    if checkpoint.architecture:
+        register(checkpoint.architecture)
+    folder = Path(checkpoint.weights.config)
+    with _errors_as_sentences(spec), quietly():
+        config = _config(Source("folder", str(folder)), spec)
+        quantization.refuse(device.type, capability_of(device), stored_quantization(config))
+        dtype = quantization.load_kwargs()["dtype"]
+        auto: Any = AutoModelForCausalLM
+        model = auto.from_config(
+            config,
+            dtype=checkpoint.dtype if dtype == "auto" else dtype,
+            attn_implementation=attention_for(config, spec.attn_implementation),
+            trust_remote_code=spec.trust_remote_code,
+        )
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    assert isinstance(model, PreTrainedModel)
     model.train(False)
     return model
 
@@ -187,6 +226,12 @@ def attention_for(config: PreTrainedConfig, asked: str) -> str:
         model_class.__name__,
     )
     return "eager"
+
+
+def _refuse_adapter(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """Refuse an adapter on a model that is spread. Raises SpecError."""
+    rule = "be null where devices or ranks share a model; launch/export_model.py merges it"
+    require(checkpoint.adapter is None, "model.adapter", rule, spec.adapter or spec.path)
 
 
 def _model_class(config: PreTrainedConfig) -> type[Any] | None:

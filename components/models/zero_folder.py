@@ -103,6 +103,34 @@ def state_files(tag: Path) -> list[Path]:
     return files
 
 
+def is_stage_3(tag: Path) -> bool:
+    """Whether weights were cut over the ranks that saved a tag, as ZeRO's stage 3 alone does."""
+    return _is_stage_3(tag.glob(STATES))
+
+
+def model_states(tag: Path, rank: int) -> Path:
+    """The file with names, shapes and buffers of a rank, of stage 3."""
+    return tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+
+
+def optimizer_states(tag: Path, rank: int) -> Path:
+    """The file with the weights of a rank, of stage 3; DeepSpeed's name tells the type too."""
+    name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+    of_bfloat16 = tag / f"bf16_{name}"
+    return of_bfloat16 if of_bfloat16.is_file() else tag / name
+
+
+def refuse_lost_ranks(tag: Path, ranks: int) -> None:
+    """Refuse a tag of stage 3 without all files of its ranks. Raises SpecError, which names one."""
+    files = [make(tag, n) for n in range(ranks) for make in (model_states, optimizer_states)]
+    lost = [file.name for file in files if not file.is_file()]
+    if lost:
+        raise SpecError(
+            f"model.path={tag} was saved by {ranks} ranks, and lacks {', '.join(lost[:4])}: copy "
+            "the files of every rank"
+        )
+
+
 def _is_stage_3(files: Iterable[Path]) -> bool:
     """Stage 3 has a file of the model for each rank; 1 and 2 have one for all."""
     return any(f.name.startswith("zero_pp_rank") and "model_states" in f.name for f in files)

@@ -33,5 +33,25 @@ def test_quantized_weights_are_refused_before_anything_is_read() -> None:
         DeepSpeedBackend(ModelSpec(name="tiny", path="/nowhere"), quantization, device="cpu")
 
 
+@pytest.mark.parametrize(("way", "place"), [("stage3", "none"), ("engine", "nvme")])
+def test_a_way_to_load_that_there_is_not_is_refused_before_anything_is_read(
+    tmp_path: Path, way: str, place: str
+) -> None:
+    offload = {"device": place, "nvme_path": str(tmp_path) if place == "nvme" else None}
+    config = {"zero_optimization": {"offload_param": offload}}
+    rule = {
+        "stage3": "backend.load_checkpoint must be one of consolidated, engine, universal",
+        "engine": "backend.load_checkpoint must be consolidated with offload_param.device=nvme",
+    }
+    with pytest.raises(SpecError, match=rule[way]):
+        DeepSpeedBackend(
+            ModelSpec(name="tiny", path="/nowhere"),
+            Precision(),
+            device="cpu",
+            load_checkpoint=way,
+            config=config,
+        )
+
+
 def test_given_ids_are_not_scored_over_ranks() -> None:
     assert not DeepSpeedBackend.capabilities.scores

@@ -18,7 +18,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(ROOT),
 }
-TRAINED = ("1-fp32", "2-bf16", "3-fp32", "3-bf16")
+TRAINED = ("1-fp32", "2-bf16", "3-fp32", "3-bf16", "3-fp32-groups")
 
 
 def on_ranks(

@@ -1,27 +1,22 @@
 """Training checkpoints of DeepSpeed's ZeRO, stages 1 to 3, as one set of float32 weights.
 
-DeepSpeed's own consolidation does the work. It opens pickles; here they may hold tensors, plain
-values and a few classes of DeepSpeed's that hold nothing but numbers, so that no code is run.
+DeepSpeed's own consolidation does the work, and opens no pickle that runs a program.
 """
 
 import contextlib
 import io
 import json
-import os
-import pickle
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from components.models.weight_files import read_json
 from components.models.zero_folder import state_files
+from components.models.zero_states import READING_FAILS, numbers_only
 from pipeline.spec import SpecError
-
-_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch obeys it whatever its caller says
 
 
 class StoredConfig:
@@ -58,47 +53,17 @@ def tokenizer(tag: Path) -> PreTrainedTokenizerBase | None:
 
 
 def _consolidated(tag: Path) -> dict[str, Any]:
-    try:
-        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-        from deepspeed.runtime.zero.config import ZeroStageEnum
-        from deepspeed.utils.tensor_fragment import fragment_address
+    with numbers_only(f"a file of {tag}"):
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-    except ImportError as error:
-        raise SpecError(
-            f"model.path={tag} is a checkpoint of ZeRO, which DeepSpeed puts together: "
-            "pip install --no-build-isolation -e '.[distributed]'"
-        ) from error
-    known = [ZeroStageEnum, LossScaler, DynamicLossScaler, fragment_address]
-    try:
-        with _weights_only(), torch.serialization.safe_globals(known):
+
+        try:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
                 state: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(
                     str(tag.parent), tag=tag.name, lazy_mode=True
                 )
-    except pickle.UnpicklingError as error:
-        wanted = str(error).partition("GLOBAL ")[2].split(" ")[0]
-        names = f" (it names {wanted})" if wanted else ""
-        raise SpecError(
-            f"a file of {tag} is a pickle that holds more than tensors and plain values{names}, "
-            "and is not opened, since a pickle can run any program: where you trust it, run "
-            "DeepSpeed's zero_to_fp32.py yourself, and set model.path to what it writes"
-        ) from error
-    except (ValueError, KeyError, OSError, RuntimeError, EOFError) as error:
-        raise SpecError(f"{tag} cannot be put together: {error}") from error
+        except READING_FAILS as error:
+            raise SpecError(f"{tag} cannot be put together: {error}") from error
     return state
-
-
-@contextlib.contextmanager
-def _weights_only() -> Iterator[None]:
-    """Let torch.load open tensors alone, whatever it is asked for."""
-    before = os.environ.get(_FORCE)
-    os.environ[_FORCE] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_FORCE)
-        if before is not None:
-            os.environ[_FORCE] = before
 
 
 def _without_doubles(state: Mapping[str, Any]) -> dict[str, Any]:
