@@ -15,7 +15,7 @@ from components.data_sets.records import DataError, read_file
 from components.grading.rush_hour.board import BoardError, parse_board
 from components.grading.rush_hour.generator import Recipe, generate
 from components.grading.rush_hour.solver import solve
-from launch.config.command_line import ended, named
+from launch.config.command_line import ended, filled
 
 
 def solved_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     solving = doors.add_parser(
         "solve", help="print every board with its optimum and smallest solution"
     )
-    solving.add_argument("file", type=named, help="JSONL, CSV or Parquet with a column board")
+    solving.add_argument("file", type=filled, help="JSONL, CSV or Parquet with a column board")
     making = doors.add_parser(
         "generate", help="print a seeded set, balanced over easy, medium and hard"
     )

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.config.command_line import ended, named
+from launch.config.command_line import ended, filled
 from launch.config.words import CONF
 from launch.fine_tuned.config_file import read_config
 from launch.fine_tuned.experiment_file import HEADER, experiment_of
@@ -35,7 +35,7 @@ def main(line: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=named, help="the fine-tuner's config.toml")
+    parser.add_argument("file", type=filled, help="the fine-tuner's config.toml")
     parser.add_argument("given", nargs="*", help=f"{', '.join(SETTINGS)}, each as NAME=VALUE")
     found = parser.parse_args(line)
     return ended(lambda: imported(Path(found.file), found.given))

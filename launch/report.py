@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.config.command_line import ended, named
+from launch.config.command_line import ended, filled, named
 from launch.reporting.live import LiveRuns
 from launch.reporting.page_file import SHOWN_ROWS, TITLE, write_report
 from launch.reporting.server import serve
@@ -28,11 +28,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python launch/report.py",
         description="Write runs, ours and the original's, as one HTML file that opens offline.",
     )
-    parser.add_argument("runs", nargs="+", type=named, help="run folders, or files of rows")
+    parser.add_argument("runs", nargs="+", type=filled, help="run folders, or files of rows")
     parser.add_argument(
         "--compare",
         nargs="+",
-        type=named,
+        type=filled,
         default=(),
         metavar="RUN",
         help="a second run, side by side",

@@ -28,7 +28,7 @@ from typing import Any
 
 from components.grading.overlap import TOKENIZERS
 from components.grading.similarity import SentenceEmbedding
-from launch.config.command_line import ended, named
+from launch.config.command_line import ended, filled, named
 from launch.scoring import files, judged, scores, tracking
 from launch.scoring.judged import BY_TEXT, METRICS, Judgements, needs_judge
 from launch.scoring.predictions import FIELDS, Predictions, read
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "paths",
         nargs="+",
-        type=named,
+        type=filled,
         help="run folders, row files, or files with one prediction a record",
     )
     add("--metrics", nargs="+", metavar="NAME", help=f"of {', '.join(METRICS)}")

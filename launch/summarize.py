@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from launch.config.command_line import ended, named
+from launch.config.command_line import ended, filled, named
 from launch.reporting.swept import by_swept_keys
 from launch.reporting.terminal import show
 from launch.rows.regrade import regrade
@@ -53,7 +53,9 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
-    add("results_root", nargs="*", type=named, help="run folders, folders above them, or row files")
+    add(
+        "results_root", nargs="*", type=filled, help="run folders, folders above them, or row files"
+    )
     add("--split", help="only files with this in their name")
     add("--by", nargs="+", default=[], metavar="COLUMN", help="group by columns of the data too")
     add("--table", nargs="+", choices=TITLES, metavar="NAME", help=f"only {', '.join(TITLES)}")

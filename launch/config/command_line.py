@@ -220,11 +220,16 @@ def _meant_anywhere(name: str, known: Sequence[str]) -> str:
     return _meant(re.split(r"[@./]", name)[0], known)
 
 
-def named(text: str) -> Path:
+def filled(text: str) -> str:
     """An argument that names a file or folder, for argparse: an empty one is the working folder."""
     if not text:
         raise ArgumentTypeError("must name a file or a folder, got ''")
-    return Path(text)
+    return text
+
+
+def named(text: str) -> Path:
+    """As `filled`, as a path."""
+    return Path(filled(text))
 
 
 def refuse_flags(words: Iterable[str]) -> None:
