@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.store.claims import Claims, Traces
+from pipeline.store.environment import peak_memory_bytes
 from pipeline.store.files import (
     Fence,
     Row,
@@ -111,9 +112,10 @@ class RunFolder:
         if not self.plan.shared:
             self.check_lease()
         stored = num_tokens(self.rows.read(key)) if key in self.rows.lines else 0
-        started = time.perf_counter()
+        peak, started = peak_memory_bytes(), time.perf_counter()
         self.rows.append(row)
         self.record.write_seconds += time.perf_counter() - started
+        self.record.write_bytes += peak_memory_bytes() - peak
         self.record.row_done(num_tokens(row) - stored)  # passes of an earlier attempt are its own
         return True
 

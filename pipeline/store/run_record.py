@@ -40,6 +40,7 @@ class RunRecord:
         self.data: dict[str, Any] = dict(facts) | {"attempts": []}
         self.attempt: dict[str, Any] = {}
         self.write_seconds = 0.0  # appending rows
+        self.write_bytes = 0  # by which that raised the peak of the resident set
         self._own = self.path
         self._clock = self._saved = time.monotonic()
 
@@ -151,7 +152,8 @@ class RunRecord:
 
         Its `phases` are those that the backend tells, and `write`.
         """
-        phases = backend.get("phases", {}) | {"write": {"seconds": round(self.write_seconds, 4)}}
+        write = {"seconds": round(self.write_seconds, 4), "peak_added_bytes": self.write_bytes}
+        phases = backend.get("phases", {}) | {"write": write}
         rest = {name: value for name, value in backend.items() if name != "phases"}
         self.attempt |= {"status": status, "end": _now(), "backend": rest, "phases": phases}
         self.save()
