@@ -362,6 +362,12 @@ class Backend(Protocol):
         """
         return
 
+    def succeed(self, previous: "Backend") -> None:
+        """Told, before either is entered, of the backend of this process that is left before.
+
+        What both load may then be loaded once. The default shares nothing.
+        """
+
     def identity(self) -> dict[str, Any]:
         """What of model and backend makes a row what it is; known before entering.
 

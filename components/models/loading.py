@@ -22,6 +22,7 @@ from components.models.adapters import merged, unmerged
 from components.models.architecture import register
 from components.models.checkpoint import Checkpoint
 from components.models.out_of_memory import out_of_memory
+from components.models.shared_base import SharedBase, built
 from components.models.source import Source, local_folder
 from components.models.stored_quantization import refuse_unreadable, settle, stored_quantization
 from components.models.tensors import refuse_incomplete
@@ -68,6 +69,7 @@ def load_model(
     quantization: LoadableQuantization,
     device: torch.device,
     placement: Mapping[str, Any] | None = None,
+    shared: SharedBase | None = None,
 ) -> PreTrainedModel:
     """The model of a prepared checkpoint on `device`, in evaluation mode.
 
@@ -80,6 +82,7 @@ def load_model(
         quantization: the type of the weights.
         device: where the weights go.
         placement: arguments of `from_pretrained` that spread them over devices or ranks instead.
+        shared: the model without its adapter is taken from there, or left there for who comes next.
 
     Raises:
         SpecError: the checkpoint cannot be loaded as a causal language model; the message names the
@@ -111,14 +114,14 @@ def load_model(
         }
         beside = checkpoint.adapter is not None and not spec.merge_adapter
         if checkpoint.adapter is None or beside:
-            model = _from_pretrained(source, {**arguments, **given})
+            model = _base(source, {**arguments, **given}, shared)
         elif stored:
             raise SpecError(
                 f"model.merge_adapter must be false: these weights are stored quantized ({stored}),"
                 " and what is added to them is rounded away"
             )
         else:
-            model = _with_adapter(checkpoint, arguments, given)
+            model = _with_adapter(checkpoint, arguments, given, shared)
     with quietly():
         settle(model)
         model = quantization.after_loading(model)
@@ -278,6 +281,16 @@ def _route(config: PreTrainedConfig, spec: ModelSpec) -> None:
     set_routing(spec.routing, spec.routing_window)
 
 
+def _base(source: Source, arguments: dict[str, Any], shared: SharedBase | None) -> PreTrainedModel:
+    """The model without its adapter, from memory where it lies there."""
+    if shared is not None and shared.tensors:
+        return shared.model(arguments)
+    model = _from_pretrained(source, arguments)
+    if shared is not None:
+        shared.keep(model)
+    return model
+
+
 def _from_pretrained(source: Source, arguments: dict[str, Any]) -> PreTrainedModel:
     auto: Any = AutoModelForCausalLM
     model, loading = auto.from_pretrained(
@@ -293,28 +306,21 @@ def _from_pretrained(source: Source, arguments: dict[str, Any]) -> PreTrainedMod
 
 
 def _with_adapter(
-    checkpoint: Checkpoint, arguments: dict[str, Any], given: dict[str, Any]
+    checkpoint: Checkpoint,
+    arguments: dict[str, Any],
+    given: dict[str, Any],
+    shared: SharedBase | None,
 ) -> PreTrainedModel:
     """Merge in floating point, then quantize: added to a 4-bit base, an adapter is rounded away."""
     folder = _adapter_folder(checkpoint)
     quantized = {key: value for key, value in given.items() if key == "quantization_config"}
     plain = {key: value for key, value in given.items() if key not in quantized}
-    model = merged(_from_pretrained(checkpoint.weights, {**arguments, **plain}), folder)
+    model = merged(_base(checkpoint.weights, {**arguments, **plain}, shared), folder)
     if not quantized:
         return model
-    concrete: Any = type(model)
-    again, loading = concrete.from_pretrained(
-        None,
-        config=model.config,
-        state_dict=model.state_dict(),
-        output_loading_info=True,
-        dtype=model.dtype,
-        **{key: value for key, value in arguments.items() if key == "device_map"},
-        **quantized,
-    )
-    refuse_incomplete(loading, str(folder))
-    assert isinstance(again, PreTrainedModel)
-    return again
+    placed = {key: value for key, value in arguments.items() if key == "device_map"}
+    how = {"config": model.config, "dtype": model.dtype, **placed, **quantized}
+    return built(type(model), model.state_dict(), how)
 
 
 def _adapter_folder(checkpoint: Checkpoint) -> Path:

@@ -17,6 +17,7 @@ import submitit
 from launch.config.compose import build_backend, build_point
 from launch.config.setup import RunSetup
 from launch.running.here import PointsOutcome, follow_rank_0, run_ready
+from launch.sweeps.packs import by_load, succession
 from pipeline.store.environment import job_id
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -61,11 +62,17 @@ class Job:
         return f"exit status {outcome.status}"
 
     def _run(self, shard: int) -> PointsOutcome:
-        setups = [as_shard(setup, shard) for setup in self.setups]
-        backend = build_backend(setups[0].spec)
-        made = [(d, build_point(d.spec, backend, d.overrides, d.choices)) for d in setups]
-        points = [replace(point, swept=setup.swept) for setup, point in made]
-        return run_ready(points, backend, [d.config_text for d in setups], SIGNALS)
+        outcome = PointsOutcome()
+        loads = by_load([as_shard(setup, shard) for setup in self.setups])
+        for backend, setups in succession(loads):
+            made = [(d, build_point(d.spec, backend, d.overrides, d.choices)) for d in setups]
+            points = [replace(point, swept=setup.swept) for setup, point in made]
+            part = run_ready(points, backend, [d.config_text for d in setups], SIGNALS)
+            outcome.sessions += part.sessions
+            outcome.signals |= part.signals
+            if part.signals:
+                break
+        return outcome
 
     def _follow(self) -> PointsOutcome:
         """What a rank above 0 of a multi-process engine does."""

@@ -1,10 +1,15 @@
 """Which points of a sweep share a job: one load, many points (`run.pack`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
+from launch.config.compose import build_backend
 from launch.config.setup import RunSetup
 from launch.sweeps.points import SweepPoint
+from pipeline.protocols import Backend
 from pipeline.spec import SpecError
+
+ADAPTERS = ("model.adapter", "model.merge_adapter")
 
 
 def pack(members: Sequence[SweepPoint]) -> list[list[SweepPoint]]:
@@ -20,8 +25,32 @@ def pack(members: Sequence[SweepPoint]) -> list[list[SweepPoint]]:
         _check(names, varied)
         apart = [o for o in member.setup.overrides if _key(o) in varied and not packs(names, o)]
         alone = () if names else (str(number),)
-        groups.setdefault((member.setup.load_key, *apart, *alone), []).append(member)
+        # An adapter that is named loads for itself, over a base that is read once (`succession`).
+        named = any(name in (*ADAPTERS, "adapter", "merge_adapter") for name in names)
+        load = "" if named else member.setup.load_key
+        groups.setdefault((load, *apart, *alone), []).append(member)
     return list(groups.values())
+
+
+def by_load(setups: Sequence[RunSetup]) -> list[list[RunSetup]]:
+    """The runs that share all that a backend loads, in order."""
+    groups: dict[str, list[RunSetup]] = {}
+    for setup in setups:
+        groups.setdefault(setup.load_key, []).append(setup)
+    return list(groups.values())
+
+
+def succession(loads: Sequence[list[RunSetup]]) -> Iterator[tuple[Backend, list[RunSetup]]]:
+    """A backend for each load, to be entered and left one after the other.
+
+    Raises:
+        SpecError: a backend refuses its settings.
+    """
+    backends = [build_backend(setups[0].spec) for setups in loads]
+    for previous, backend in pairwise(backends):
+        backend.succeed(previous)
+    for setups in loads:
+        yield backends.pop(0), setups
 
 
 def swept(setups: Sequence[RunSetup]) -> list[str]:

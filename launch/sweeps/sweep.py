@@ -15,7 +15,6 @@ from rich.console import Console
 
 from components.ranks.place import place
 from launch.config.cluster import check_cluster
-from launch.config.compose import build_backend
 from launch.config.interrupts import INTERRUPTED
 from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.running.here import run_ready
@@ -24,7 +23,7 @@ from launch.running.text_output import refuse_one_file_for_several, write_text
 from launch.sweeps.job import Job
 from launch.sweeps.listing import write_listing
 from launch.sweeps.manifest import lines_of
-from launch.sweeps.packs import pack, swept
+from launch.sweeps.packs import by_load, pack, succession, swept
 from launch.sweeps.plan import arrays, print_plan, split
 from launch.sweeps.points import Composer, PointBuilder, SweepPoint, missing_rows
 from launch.sweeps.submit import QueueError, array_limit, submit
@@ -161,12 +160,15 @@ def _show_dry(sweep: Sweep, packs: Sequence[Sequence[SweepPoint]]) -> None:
 
 
 def _run_here(sweep: Sweep, packs: Sequence[Sequence[SweepPoint]]) -> int | None:
-    """One pack after the other in this process; a failing one does not stop the next."""
-    for pack_ in packs:
+    """One load after the other in this process; a failing one does not stop the next."""
+    members = [member for pack_ in packs for member in pack_]
+    of_setup = {id(member.setup): member for member in members}
+    apart = [loads for pack_ in packs for loads in by_load([member.setup for member in pack_])]
+    for backend, setups in succession(apart):
+        pack_ = [of_setup[id(setup)] for setup in setups]
         points = [member.point for member in pack_ if member.point]
-        backend = build_backend(pack_[0].setup.spec)
         try:
-            outcome = run_ready(points, backend, [member.setup.config_text for member in pack_])
+            outcome = run_ready(points, backend, [setup.config_text for setup in setups])
         except (SpecError, StoreError, BackendLostError) as error:
             for member in pack_:
                 sweep.failures[member.name] = str(error)

@@ -64,6 +64,7 @@ from components.models.loading import (
     load_model,
     refuse_tokenizer_beyond,
 )
+from components.models.shared_base import SharedBase
 from components.models.source import local_folder
 from components.models.stored_quantization import stored_quantization
 from components.models.tokenizer_loading import load_tokenizer
@@ -184,6 +185,7 @@ class HfBackend(Backend):
         self._unfinished: set[TokenSequence] = set()
         self._plan = SamplingPlan()
         self._assistant = assistant_model
+        self._base: SharedBase | None = None
 
     def _spread_over(self, ranks: Place, split: bool) -> None:
         """Run on several ranks, as `Spread`. Raises SpecError where there are too few GPUs."""
@@ -219,6 +221,27 @@ class HfBackend(Backend):
             require(schema is None, "sampling.json_schema", rule, schema)
         self._plan.expect(sampling, self._decoder)
         self.options = dataclasses.replace(self.options, changing=self._plan.changing)
+
+    def succeed(self, previous: Backend) -> None:
+        """As `Backend.succeed`: adapters over one base read it once."""
+        if isinstance(previous, HfBackend) and type(self) is type(previous):
+            adapted = self._checkpoint().adapter or previous._checkpoint().adapter
+            if adapted and self._base_key() == previous._base_key() is not None:
+                previous._base = previous._base or SharedBase()
+                self._base = previous._base
+
+    def _base_key(self) -> tuple[Any, ...] | None:
+        """What the base's weights depend on, as they are read; None where they are not shared."""
+        checkpoint, spec = self._checkpoint(), self._spec
+        arguments = self._quantization.load_kwargs()
+        merges = checkpoint.adapter is not None and spec.merge_adapter
+        as_read = merges or "quantization_config" not in arguments
+        spread = self._spread is not None or self._device_map is not None
+        own_code = checkpoint.architecture is not None or spec.trust_remote_code
+        if spread or own_code or not as_read:
+            return None
+        of = checkpoint.weights, checkpoint.identity["weights"], spec.attn_implementation
+        return *of, spec.routing, spec.routing_window, arguments.get("dtype"), self._device
 
     def identity(self) -> dict[str, Any]:
         """Contents of checkpoint, tokenizer and template, precision, and how prompts are cut."""
@@ -317,7 +340,7 @@ class HfBackend(Backend):
         self._unload()
 
     def _unload(self) -> None:
-        self._model = self._queue = self._scorer = self._static = None
+        self._model = self._queue = self._scorer = self._static = self._base = None
         if self._device.type == "cuda":
             gc.collect()  # compiled layers and what they call hold each other
             torch.cuda.empty_cache()
@@ -513,7 +536,7 @@ class HfBackend(Backend):
     def _load_model(self) -> PreTrainedModel:
         placement = self._placement()
         given = self._ready(), self._spec, self._quantization, self._device
-        model = load_model(*given, placement)
+        model = load_model(*given, placement, self._base)
         rule = "leave room for the embedding, the first part of the model"
         there = not self._most or model.device.type != "meta"
         require(there, "backend.max_memory", rule, self._most.get("max_memory"))

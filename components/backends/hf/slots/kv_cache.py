@@ -1,16 +1,15 @@
 """The tensors of the key/value cache: for every layer, pages of equal size."""
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from components.backends.hf.slots.pages import Copy
+from components.models.main_memory import free_main_memory
 
 FP8 = torch.float8_e4m3fn  # keys and values are cached in it without scales, as in vLLM
 _GPU_SHARE = 0.88  # of free memory; the rest is for activations
@@ -132,19 +131,4 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0] * _GPU_SHARE)
-    return int(_free_ram() * _CPU_SHARE)
-
-
-def _free_ram() -> int:
-    """Bytes of main memory that the machine, and this process's container, still have."""
-    limits = []
-    info = Path("/proc/meminfo")
-    if info.is_file():
-        fields = dict(line.split(":") for line in info.read_text().splitlines())
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.is_file() and limit.read_text().strip() != "max":
-        limits.append(int(limit.read_text()) - int(used.read_text()))
-    if not limits:
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    return max(0, min(limits))
+    return int(free_main_memory() * _CPU_SHARE)
