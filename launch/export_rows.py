@@ -34,7 +34,8 @@ from launch.config.command_line import ended
 from launch.reporting.formulas import escaped, like_a_formula
 from launch.reporting.plain import plain
 from launch.rows.hub_push import push
-from launch.rows.inferencer_schemas import RowMessages, documented, written
+from launch.rows.inferencer_schemas import documented, written
+from launch.rows.row_messages import RowMessages
 from pipeline.analysis.flat import Kind, batches, column_kinds, fitted, flat, in_utf8
 from pipeline.analysis.row_files import find, refuse_own_input
 from pipeline.analysis.table import Table, load

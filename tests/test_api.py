@@ -53,7 +53,7 @@ def test_a_notebook_with_a_running_loop_can_run_and_can_ask_a_backend(tmp_path: 
 
 
 def test_a_notebook_that_is_stopped_keeps_what_is_finished(tmp_path: Path) -> None:
-    slow = ("backend.seconds_per_token=0.002", "backend.capacity=1", "run.limit=12")
+    slow = ("backend.seconds_per_token=0.01", "backend.capacity=1", "run.limit=12")
     setup = api.compose(*LINE, *slow, f"run.root={tmp_path}")
 
     def stop_after_a_row() -> None:

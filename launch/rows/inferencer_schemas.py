@@ -1,12 +1,8 @@
 """Rows as the fine-tuner's inferencer wrote them: as its code does, and as its document says."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-from launch.rows.stored_task import StoredTasks, prompt_of
-from pipeline.analysis.table import Table
-from pipeline.backfill.stored_rows import example_of
 from pipeline.protocols import STRATEGIES, Prompt, spelled
 from pipeline.run.row_fields import SAMPLING_COLUMNS
 from pipeline.store.files import Row
@@ -52,21 +48,6 @@ def system_and_user(prompt: Prompt) -> tuple[str | None, str]:
     """The system message (None without one) and the last user message."""
     by_role = {message.role: spelled(message.content) for message in prompt.messages}
     return by_role.get("system"), by_role.get("user", "")
-
-
-class RowMessages:
-    """The messages of rows, by the task of their run's record, else by that of conf/task."""
-
-    def __init__(self, table: Table, config_dir: str) -> None:
-        """`config_dir`: a folder of configuration that names tasks as conf/ does, or nothing."""
-        self._folders = [file.path.parent for file in table.files]
-        self._files = table.rows["file"]
-        self._tasks = StoredTasks(config_dirs=[Path(config_dir)] if config_dir else [])
-
-    def of(self, index: Any, row: Row) -> tuple[str | None, str]:
-        """System prompt (None without one) and the last user message of pass 1."""
-        task = self._tasks.of(self._folders[self._files[index]], row)
-        return system_and_user(prompt_of(task, example_of(row)))
 
 
 def _text(value: Any) -> str | None:

@@ -154,10 +154,12 @@ def test_a_file_of_ours_goes_by_its_short_name_and_by_model_type(tmp_path: Path)
         assert architecture_of(ModelSpec(path="m"), tmp_path) == expected
 
 
-@pytest.mark.parametrize("name", ["no_such_module", "no.such.module", "", "..", "a b"])
+@pytest.mark.parametrize("name", ["no_such_module", "no.such.module", "..", "a b"])
 def test_an_architecture_that_is_no_module_is_refused_by_key(name: str) -> None:
     with pytest.raises(SpecError, match=r"model\.architecture must name a module"):
         architecture_of(ModelSpec(path="m", architecture=name), None)
+    with pytest.raises(SpecError, match=r"model\.architecture must be null, or not empty"):
+        ModelSpec(path="m", architecture="")
 
 
 def test_a_module_whose_imports_are_missing_is_refused_by_key(
