@@ -78,12 +78,14 @@ test-vllm: $(VLLM)/installed  ## minutes: vLLM's processor build, in an environm
 	$(VLLM)/bin/python -m pytest tests/vllm
 	$(VLLM)/bin/python -m pytest tests/backends/test_contract.py -k vllm
 
-# DeepSpeed builds on the torch that is there, and compiles a part at run time.
+# DeepSpeed builds on the torch that is there, and compiles a part at run time: before the tests, which wait for ranks.
 test-distributed: $(STAMP)  ## minutes: two ranks on this processor: ZeRO's checkpoints and inference, tensor parallel
 	@command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq g++ >/dev/null; }
 	@$(BIN)/python -c 'import deepspeed' 2>/dev/null || { \
 		$(BIN)/python -m pip install --quiet 'setuptools>=77,<85' wheel && DS_BUILD_OPS=0 \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation deepspeed; }
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -c 'from deepspeed.accelerator import get_accelerator as here; \
+		here().create_op_builder("ShareMemCommBuilder").load(verbose=False)' >/dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/distributed
 
 test-tracking: $(STAMP)  ## the trackers with their libraries, which it installs

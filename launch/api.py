@@ -18,7 +18,7 @@ raised as `SpecError`, which names the config key, or as `StoreError`.
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +50,7 @@ from pipeline.store.row_index import read_rows
 if TYPE_CHECKING:  # pandas, which a line that only composes spares
     from pipeline.analysis.table import Table
 
+WAKING_SECONDS = 0.2
 STATES = {0: "complete", 1: "failed", 130: "interrupted"}
 
 
@@ -161,7 +162,9 @@ def _run_to_end(point: Point, backend: Backend, config: str) -> PointsOutcome:
     with ThreadPoolExecutor(1) as thread:
         work = thread.submit(run_ready, [point], backend, [config], (), outcome)
         try:
-            return work.result()
+            # The system may hand a signal to the other thread: Python sees it here once this wakes.
+            while not wait([work], WAKING_SECONDS).done:
+                continue
         except KeyboardInterrupt:  # a notebook's stop button
             outcome.interrupt()
-            return work.result()
+        return work.result()

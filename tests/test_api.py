@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,10 @@ def test_a_notebook_that_is_stopped_keeps_what_is_finished(tmp_path: Path) -> No
     def stop_after_a_row() -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            if any(path.stat().st_size for path in tmp_path.rglob("step*.jsonl")):
-                break
             time.sleep(0.01)
+            with suppress(FileNotFoundError):  # a run removes files while they are listed
+                if any(path.stat().st_size for path in tmp_path.rglob("step*.jsonl")):
+                    break
         os.kill(os.getpid(), signal.SIGINT)
 
     async def cell() -> api.RunOutcome:
