@@ -106,13 +106,6 @@ def tiny_llama(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 @pytest.fixture
 def tiny_adapter(tiny_llama: Callable[..., Path], tmp_path: Path) -> Path:
     """An adapter of the tiny Llama with random factors and dropout, which only training has."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from tests.fakes.tiny_models import random_adapter
 
-    torch.manual_seed(0)
-    config = LoraConfig(target_modules="all-linear", lora_dropout=0.5, task_type="CAUSAL_LM")
-    config.init_lora_weights = False
-    base = AutoModelForCausalLM.from_pretrained(tiny_llama())
-    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
+    return random_adapter(tiny_llama(), tmp_path / "adapter")

@@ -33,14 +33,14 @@ class SharedBase:
         Those that are stored quantized are left to their files, and so are all where main memory
         does not have room for them twice.
         """
-        held = {tensor.data_ptr(): tensor for tensor in model.state_dict().values()}
+        named = model.state_dict()
+        held = {_place(tensor): tensor for tensor in named.values()}
         size = sum(tensor.nbytes for tensor in held.values())
         if getattr(model, "hf_quantizer", None) is not None or 2 * size > free_main_memory():
             _LOG.info("the base model is not kept in memory: the next point reads it again")
             return
         copies = {key: tensor.detach().to("cpu", copy=True) for key, tensor in held.items()}
-        for name, tensor in model.state_dict().items():
-            self.tensors[name] = copies[tensor.data_ptr()]
+        self.tensors = {name: copies[_place(tensor)] for name, tensor in named.items()}
         self.dtype, self.model_class = model.dtype, type(model)
         self.generation_config = model.generation_config
 
@@ -50,6 +50,11 @@ class SharedBase:
         made = built(self.model_class, self.tensors, arguments | {"dtype": self.dtype})
         made.generation_config = self.generation_config
         return made
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tied weights; views of one storage, and empty tensors, may share an address."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def built(

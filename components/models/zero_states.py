@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from components.models.converters.state_dicts import what_is_named
 from components.models.zero_folder import model_states, refuse_lost_ranks
 from pipeline.spec import SpecError
 
@@ -46,12 +47,10 @@ def numbers_only(subject: str) -> Iterator[None]:
         with torch.serialization.safe_globals(known):
             yield
     except pickle.UnpicklingError as error:
-        wanted = str(error).partition("GLOBAL ")[2].split(" ")[0]
-        names = f" (it names {wanted})" if wanted else ""
         raise SpecError(
-            f"{subject} is a pickle that holds more than tensors and plain values{names}, "
-            "and is not opened, since a pickle can run any program: where you trust it, run "
-            "DeepSpeed's zero_to_fp32.py yourself, and set model.path to what it writes"
+            f"{subject} is a pickle that holds more than tensors and plain values"
+            f"{what_is_named(error)}, and is not opened, since a pickle can run any program: where "
+            "you trust it, run DeepSpeed's zero_to_fp32.py yourself, and set model.path to what it writes"
         ) from error
     finally:
         os.environ.pop(_FORCE)

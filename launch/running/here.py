@@ -11,11 +11,11 @@ from rich.console import Console
 
 from launch.config.interrupts import INTERRUPTED
 from launch.running.files import log_into, log_name, write_config_once
-from launch.running.inferencer_output import write_inferencer_output
+from launch.running.outputs import write_outputs
 from launch.running.progress import Progress
 from launch.running.screen import print_summary
 from launch.running.spoken import Spoken, is_spoken
-from launch.running.text_output import make_place, write_text
+from launch.running.text_output import make_place
 from launch.running.tracking import tracked
 from pipeline.protocols import Backend
 from pipeline.run.executor import OnRow, execute, grace_seconds
@@ -72,8 +72,7 @@ def run_ready(
         end_tracking(outcome.sessions)
     for session in outcome.sessions:
         if session.status != "shared":  # the shard that ends the run writes it
-            write_text(session.point)
-            write_inferencer_output(session.point)
+            write_outputs(session.point)
     if spoken:
         spoken.finish()
     print_summary(outcome.sessions, spoken is not None)

@@ -18,8 +18,8 @@ from launch.config.cluster import check_cluster
 from launch.config.interrupts import INTERRUPTED
 from launch.running.dry_run import PlannedPoint, show_dry_run
 from launch.running.here import run_ready
-from launch.running.inferencer_output import write_inferencer_output
-from launch.running.text_output import refuse_one_file_for_several, write_text
+from launch.running.outputs import write_outputs
+from launch.running.text_output import refuse_one_file_for_several
 from launch.sweeps.job import Job
 from launch.sweeps.listing import write_listing
 from launch.sweeps.manifest import lines_of
@@ -135,8 +135,7 @@ def _go(sweep: Sweep) -> int:
     for member in sweep.members:
         member.missing = missing_rows(member.point) if member.point else 0
         if member.point and not member.missing:
-            write_text(member.point)
-            write_inferencer_output(member.point)
+            write_outputs(member.point)
     from launch.sweeps.point_table import print_points  # pandas, which composing spares
 
     return print_points(sweep.members, sweep.failures)

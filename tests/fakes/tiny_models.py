@@ -63,3 +63,14 @@ def tiny_encoder(tokenizer: Path, folder: Path, seed: int = 7) -> Path:
     settings["padding_side"] = "right"  # as encoders have it: their positions count from the left
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
     return folder
+
+
+def random_adapter(base: Path, folder: Path, seed: int = 0) -> Path:
+    """An adapter of `base` with random factors, and dropout, which only training has."""
+    from peft import LoraConfig, get_peft_model  # of the extra `lora`
+
+    torch.manual_seed(seed)
+    config = LoraConfig(target_modules="all-linear", lora_dropout=0.5, task_type="CAUSAL_LM")
+    config.init_lora_weights = False
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+    return folder

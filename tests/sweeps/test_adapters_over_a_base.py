@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.backends.hf.backend import HfBackend
+from components.models.shared_base import SharedBase
 from launch.config.setup import RunSetup, setup_of
 from launch.sweeps.packs import by_load, pack, succession
 from launch.sweeps.points import SweepPoint
 from pipeline.run.executor import execute
 from pipeline.store.row_index import read_rows
 from tests.fakes.configs import composed, point_of
+from tests.fakes.tiny_models import random_adapter
 from tests.run.test_executor import stable
 from tests.test_run import run
 from tests.test_run_hf import differences
@@ -27,19 +31,8 @@ KEPT = "the base model is in memory already"
 @pytest.fixture
 def adapters(tiny_llama: Callable[..., Path], tmp_path: Path) -> tuple[Path, list[Path]]:
     """A base and two adapters of it with random factors."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    made = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        config = LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
-        config.init_lora_weights = False
-        base = AutoModelForCausalLM.from_pretrained(tiny_llama())
-        made.append(tmp_path / f"adapter-{seed}")
-        get_peft_model(base, config).save_pretrained(made[-1])
-    return tiny_llama(), made
+    base = tiny_llama()
+    return base, [random_adapter(base, tmp_path / f"adapter-{n}", n) for n in (1, 2)]
 
 
 def line_of(base: Path, adapter: Path | None, root: Path, *more: str) -> list[str]:
@@ -125,6 +118,18 @@ def test_what_is_kept_is_never_changed(adapters: tuple[Path, list[Path]], tmp_pa
         backend.preload()
         found.append(content(backend))
     assert found[0] == found[1] and found[0]
+
+
+def test_weights_that_begin_at_one_address_keep_their_own_shapes() -> None:
+    whole, config = torch.arange(12.0).view(4, 3), LlamaConfig(vocab_size=4, hidden_size=4,
+        num_hidden_layers=0, num_attention_heads=1)  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for name, tensor in {"whole": whole, "part": whole[:2], "none": whole[:0]}.items():
+        model.register_buffer(name, tensor)
+    shared = SharedBase()
+    shared.keep(model)
+    for name, tensor in {"whole": whole, "part": whole[:2], "none": whole[:0]}.items():
+        assert torch.equal(shared.tensors[name], tensor)
 
 
 def test_other_weights_types_and_places_share_nothing(

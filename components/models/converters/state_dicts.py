@@ -30,14 +30,19 @@ def read_pickle(path: Path, classes: Iterable[tuple[type, str]] = ()) -> Any:
         with torch.serialization.safe_globals(list(classes)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        wanted = str(error).partition("GLOBAL ")[2].split(" ")[0]
-        names = f" (it names {wanted})" if wanted else ""
         raise SpecError(
-            f"{path} must hold tensors and plain values only, and holds other objects{names}: "
+            f"{path} must hold tensors and plain values only, and holds other objects"
+            f"{what_is_named(error)}: "
             "save it again as a plain state dict, or as safetensors"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError) as error:
         raise SpecError(f"{path} cannot be read, it may be torn: {error}") from error
+
+
+def what_is_named(error: pickle.UnpicklingError) -> str:
+    """The object that a refused pickle asks for, in brackets; nothing where it is not told."""
+    wanted = str(error).partition("GLOBAL ")[2].split(" ")[0]
+    return f" (it names {wanted})" if wanted else ""
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
