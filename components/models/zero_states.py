@@ -50,7 +50,8 @@ def numbers_only(subject: str) -> Iterator[None]:
         raise SpecError(
             f"{subject} is a pickle that holds more than tensors and plain values"
             f"{what_is_named(error)}, and is not opened, since a pickle can run any program: where "
-            "you trust it, run DeepSpeed's zero_to_fp32.py yourself, and set model.path to what it writes"
+            "you trust it, run DeepSpeed's zero_to_fp32.py yourself, and set model.path to what it "
+            "writes"
         ) from error
     finally:
         os.environ.pop(_FORCE)
