@@ -99,9 +99,10 @@ def _wrapped(model: Any, folder: Path) -> Any:
             f"model.adapter={folder} needs peft: pip install 'rethink-pipeline[lora]'"
         ) from error
     _check(folder)
+    where = str(model.device)  # else peft reads it into the first GPU that it finds
     try:
-        wrapped = PeftModel.from_pretrained(model, str(folder))
-        result: Any = wrapped.load_adapter(str(folder), "default")
+        wrapped = PeftModel.from_pretrained(model, str(folder), torch_device=where)
+        result: Any = wrapped.load_adapter(str(folder), "default", torch_device=where)
     except (RuntimeError, ValueError, KeyError, TypeError, OSError) as error:
         raise SpecError(
             f"model.adapter={folder} does not fit the model {type(model).__name__}: {error}"

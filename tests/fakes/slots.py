@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from components.backends.hf.backend import HfBackend
 from components.quantization.precision import Precision
@@ -89,3 +90,27 @@ def same(left: Generation, right: Generation) -> None:
     for name in ("entropies", "logprobs"):
         ours, theirs = getattr(left, name), getattr(right, name)
         assert torch.allclose(torch.tensor(ours), torch.tensor(theirs), atol=1e-4), name
+
+
+def forward_entropies(model: Any, row: Generation) -> Tensor:
+    """What the model's own forward gives when fed the same ids, float64 [ids]."""
+    ids = torch.tensor([[*(row.prompt_ids or []), *row.token_ids]], device=model.device)
+    with torch.inference_mode():
+        logits = model(ids).logits[0, -len(row.token_ids) - 1 : -1].double()
+    logs = logits.log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1).cpu()
+
+
+def as_near_to_float64(
+    rows: Sequence[Generation], own: Any, exact: Any, times: float = 1.3
+) -> None:
+    """The rows' entropies are as near to those of the float64 model as those of `own` are.
+
+    Weights of tiny models are so wide that rounding alone moves an entropy by a tenth: what counts
+    is that the decoder is no less exact than the model's own forward in the same type.
+    """
+    expected = torch.cat([forward_entropies(exact, row) for row in rows])
+    theirs = torch.cat([forward_entropies(own, row) for row in rows])
+    ours = torch.cat([torch.tensor(row.entropies, dtype=torch.float64) for row in rows])
+    assert (ours - expected).abs().mean() < times * (theirs - expected).abs().mean()
+    assert (ours - expected).abs().max() < 2 * times * (theirs - expected).abs().max()

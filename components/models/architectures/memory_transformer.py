@@ -175,6 +175,12 @@ class MemoryTransformerForCausalLM(PreTrainedModel, GenerationMixin):
         return MemoryCache(self.backbone.config)
 
     @property
+    def chooses_on_host(self) -> bool:
+        """Whether steps wait for the device in the middle: to read every token's own chapters."""
+        settings = self.settings
+        return settings.use_chapters and settings.routing_strategy_inference == "token"
+
+    @property
     def carries(self) -> bool:
         """As `CarryingModel`: a token's chapters may hang on those before it."""
         return self.settings.routes_by_context

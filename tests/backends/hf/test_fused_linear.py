@@ -9,9 +9,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from components.backends.hf.slots.attention import ProbeFrame, compile_layers, using_frame
-from components.backends.hf.slots.fit import fit, fuse_linears
+from components.backends.hf.slots.attention import ProbeFrame, using_frame
+from components.backends.hf.slots.build import chooses_on_host
+from components.backends.hf.slots.fit import compile_if_possible, fit, fuse_linears
 from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
+from tests.fakes.memory_models import CHAPTERS
+from tests.fakes.memory_models import model as memory_model
 from tests.fakes.tiny_models import ARCHITECTURES, tiny
 
 IDS = torch.arange(40)[None] * 7 + 3
@@ -52,10 +55,27 @@ def test_joined_layers_are_compiled_into_one_program(fitted: Callable[[str], Any
     model = fitted("llama")
     expected = logits(model)
     fuse_linears(model)
-    compile_layers(model)
     torch._dynamo.utils.counters.clear()
+    compile_if_possible(model)
     assert torch.allclose(logits(model), expected, atol=1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_layers_that_the_compiler_cannot_follow_stay_as_they_are_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = memory_model(vocabulary=512)
+    fit(model)
+    expected = logits(model)
+    compile_if_possible(model)
+    assert "the layers run uncompiled, which is slower: " in caplog.text
+    assert torch.equal(logits(model), expected)
+
+
+def test_a_model_whose_tokens_choose_what_they_read_runs_without_graphs() -> None:
+    routed = memory_model(**CHAPTERS, routing_strategy_inference="token")
+    whole = memory_model()
+    assert chooses_on_host(routed) and not chooses_on_host(whole)
 
 
 def test_the_weights_of_joined_layers_take_no_more_memory(fitted: Callable[[str], Any]) -> None:

@@ -6,7 +6,7 @@ which tokens belong to which sequence, and where their keys and values are cache
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -119,9 +119,19 @@ def compile_layers(model: PreTrainedModel) -> None:
         number = getattr(module, "layer_idx", None)
         if number is not None:
             module.layer_number = torch.tensor(number)
-    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
-    for layer in decoder.layers:
+    for layer in _layers(model):
         layer.compile(dynamic=True, fullgraph=True)
+
+
+def leave_uncompiled(model: PreTrainedModel) -> None:
+    """Undo `compile_layers`."""
+    for layer in _layers(model):
+        layer._compiled_call_impl = None
+
+
+def _layers(model: PreTrainedModel) -> Iterable[Any]:
+    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+    return decoder.layers  # type: ignore[no-any-return]
 
 
 class ProbeFrame:

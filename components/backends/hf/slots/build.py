@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from components.backends.hf.slots.attention import compile_layers
 from components.backends.hf.slots.carrying import CarryingSteps
-from components.backends.hf.slots.fit import Layout, fuse_linears
+from components.backends.hf.slots.fit import Layout, compile_if_possible, fuse_linears
 from components.backends.hf.slots.kv_cache import FP8, KVCache, LayerShape, free_memory
 from components.backends.hf.slots.packed_linear import pack
 from components.backends.hf.slots.pages import PageAllocator
@@ -78,7 +77,7 @@ def scheduler_factory(
     context = getattr(model.config.get_text_config(), "max_position_embeddings", _LONGEST)
     if reason is None and options.compile:
         fuse_linears(model)
-        compile_layers(model)
+        compile_if_possible(model)
     if reason is not None and (layered := pack(model)):
         _LOG.info(
             "weights of %d layers lie as the processor's matrix instructions read them", layered
@@ -155,8 +154,8 @@ def _why_no_graphs(
         return f"flash attention takes no heads of {sizes}"
     if carries(model):
         return "what a row carries beside its pages lies with the row"
-    if has_experts(model):
-        return "experts are chosen on the host"
+    if chooses_on_host(model):
+        return "experts or chapters are chosen on the host"
     if changing:
         return f"sampling.{changing[0]} changes logits row by row"
     count = int(allowed.sum())
@@ -165,11 +164,15 @@ def _why_no_graphs(
     return None
 
 
-def has_experts(model: PreTrainedModel) -> bool:
-    """Whether tokens are sent to different experts, by what the config counts."""
+def chooses_on_host(model: PreTrainedModel) -> bool:
+    """Whether layers wait for the device to tell what they read: a model says so, or has experts.
+
+    Experts are seen by what the config counts.
+    """
     config = model.config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return any((getattr(config, name, None) or 0) > 1 for name in names)
+    has_experts = any((getattr(config, name, None) or 0) > 1 for name in names)
+    return has_experts or bool(getattr(model, "chooses_on_host", False))
 
 
 def _page(device: torch.device, context: int, share: int) -> int:

@@ -70,10 +70,7 @@ class PagedDecode:
         if splits > 1:
             split_sums = torch.empty(out.numel() * splits, dtype=torch.float32, device=out.device)
             split_stats = torch.empty(2 * rows * len(query) * splits, device=out.device)
-        lanes = {
-            "KEYS": triton.next_power_of_2(shape.key_size),
-            "VALUES": triton.next_power_of_2(shape.value_size),
-        }
+        lanes = {"KEYS": _lanes(shape.key_size), "VALUES": _lanes(shape.value_size)}
         step.attend[heads, rows, splits](
             query, key, value, keys, values, *self._where, out, split_sums, split_stats,
             *(stride for of in (query, key, value) for stride in (of.stride(1), of.stride(0))),
@@ -134,6 +131,11 @@ class PagedPrefill:
         )
         out: Tensor = results[0]
         return out[None]
+
+
+def _lanes(size: int) -> int:
+    """Numbers of a head that a program holds: a power of 2, and no less than a product takes."""
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def _places(

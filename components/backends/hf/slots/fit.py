@@ -1,5 +1,6 @@
 """Whether a model can be decoded with paged attention: what its attention needs, and a trial."""
 
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from components.backends.hf.slots.attention import (
     NAME,
     ProbeFrame,
     UnfitAttentionError,
+    compile_layers,
+    leave_uncompiled,
     using_frame,
 )
 from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
@@ -19,6 +22,7 @@ from components.backends.hf.slots.kv_cache import LayerShape
 from components.decoding.carrying_model import CarryingModel
 from components.decoding.recurrent_model import RecurrentModel, StateShape
 
+_LOG = logging.getLogger(__name__)
 _TRIAL = 24  # tokens
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # of the logits' norm; else:
 _COARSE = 0.05
@@ -90,6 +94,24 @@ def fuse_linears(model: PreTrainedModel) -> int:
             joined.undo()
             return 0
     return sum(len(parts) - 1 for parts in joined.groups)
+
+
+def compile_if_possible(model: PreTrainedModel) -> None:
+    """Compile the layers of a model that has the decoder's attention.
+
+    Layers that the compiler cannot follow, such as those that read a memory, stay as they are, and
+    the log says why.
+    """
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # loads slowly
+
+    compile_layers(model)
+    try:
+        with torch.inference_mode(), using_frame(ProbeFrame()):
+            _logits(model)
+    except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        leave_uncompiled(model)
+        reason = str(error).strip().splitlines()[0]
+        _LOG.warning("the layers run uncompiled, which is slower: %s", reason)
 
 
 def _logits(model: Any) -> Tensor:
