@@ -83,6 +83,21 @@ def test_ids_are_those_of_the_plain_sampler(kind: torch.dtype, width: float) -> 
         assert torch.equal(fused.tokens[plain_rows], plain[plain_rows]), seed
 
 
+@pytest.mark.parametrize(("size", "bound"), [(256, 256), (61, 50)])
+def test_a_vocabulary_of_less_than_a_tile_is_drawn_from_as_any_other(size: int, bound: int) -> None:
+    rows = [each for each in ROWS if each.repetition_penalty == 1]
+    fused, settings = sampler(rows, size, bound), SamplingTensors.of(rows, DEVICE)
+    allowed = torch.arange(size, device=DEVICE) < bound
+    for seed in range(ROUNDS):
+        logits = logits_of(len(rows), size, seed, 3.0)
+        reseed(fused, seed)
+        fused(logits)
+        plain = draw(logits, settings, fused.seeds, fused.indices, allowed)
+        assert torch.equal(fused.tokens, plain), seed
+        expected, _ = entropy_and_logsumexp(logits)
+        assert torch.allclose(fused.entropies, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_seen_ids_are_penalised_and_drawn_ids_become_seen() -> None:
     size, rows = 3000, [sampling(repetition_penalty=1.5, temperature=0.5), ROWS[10], ROWS[0]]
     fused = sampler(rows, size, size, penalises=True)
