@@ -49,7 +49,7 @@ test-browser: $(STAMP)  ## the HTML report in headless Chromium, installed from 
 
 test-slurm: $(STAMP)  ## minutes, as root: sweeps on a real Slurm that Debian's packages bring up on this machine
 	@tests/slurm/cluster.sh start && trap 'tests/slurm/cluster.sh stop' EXIT && \
-		timeout 1500 $(BIN)/python -m pytest tests/slurm
+		timeout 1500 $(BIN)/python -m pytest --numprocesses 4 --dist worksteal tests/slurm
 
 test-gateways: $(STAMP)  ## minutes: ten thousand requests with faults and kills; transformers serve against hf
 	$(BIN)/python -m pytest tests/servers

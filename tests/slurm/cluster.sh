@@ -6,10 +6,15 @@
 #   tests/slurm/cluster.sh node N    starts the daemon of node N again, after a test killed it
 #
 # As root, without systemd or cgroups; nothing listens outside 127.0.0.1. A cluster that is already there
-# and was not started by this script is left alone. NODES, CPUS, GPUS: what the cluster claims to have.
+# and was not started by this script is left alone. CPUS, GPUS: what each of its nodes claims to have.
+#
+# Nodes 1 and 2 are the partition debug, where no test kills a node or preempts a job. Every pytest worker that
+# may has two nodes of its own besides, so that workers do not meet: worker 0's are 3 and 4, in the partitions
+# own0, low0 and high0. PAIRS: for how many workers.
 set -euo pipefail
 
-NODES=${NODES:-2} CPUS=${CPUS:-8} GPUS=${GPUS:-2}
+PAIRS=${PAIRS:-4} CPUS=${CPUS:-8} GPUS=${GPUS:-2}
+NODES=$((2 + 2 * PAIRS))
 HOME_DIR=/var/lib/rethink-slurm
 ETC=/etc/slurm
 MARK='# rethink test cluster'
@@ -48,7 +53,7 @@ is_up() {
     scontrol ping 2> /dev/null | grep -q 'is UP' || return 1
     local n
     for n in $(nodes); do running $HOME_DIR/run/slurmd.$n.pid slurmd || return 1; done
-    [ "$(sinfo -h -N -p debug -t idle,alloc,mix -o %N | sort -u | wc -l)" = "$NODES" ]
+    [ "$(sinfo -h -N -t idle,alloc,mix -o %N | sort -u | wc -l)" = "$NODES" ]
 }
 
 install_packages() {
@@ -74,6 +79,12 @@ name_hosts() { # node names, and this host's own name if it has no loopback addr
     local rest
     rest=$(cat /etc/hosts) # rewritten in place: it may be a mount
     printf '127.0.0.1 %s %s\n%s\n' "$names" "$HOSTS_MARK" "$rest" > /etc/hosts
+}
+
+partitions_of() { # worker, nodes: where a higher partition preempts a lower one
+    echo "PartitionName=own$1 Nodes=$2 State=UP PriorityTier=10 PreemptMode=OFF"
+    echo "PartitionName=low$1 Nodes=$2 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20"
+    echo "PartitionName=high$1 Nodes=$2 State=UP PriorityTier=10 PreemptMode=OFF"
 }
 
 write_configuration() {
@@ -136,10 +147,8 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort=6819
 $(((GPUS)) && echo GresTypes=gpu)
 $(for n in $(nodes); do echo "NodeName=$n NodeAddr=127.0.0.1 NodeHostname=localhost Port=$((port++)) CPUs=$CPUS RealMemory=16000 $gres"; done)
-PartitionName=debug Nodes=node[1-$NODES] Default=YES State=UP PriorityTier=10 PreemptMode=OFF
-PartitionName=low Nodes=node[1-$NODES] State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
-PartitionName=scavenge Nodes=node[1-$NODES] State=UP PriorityTier=1 PreemptMode=CANCEL
-PartitionName=high Nodes=node[1-$NODES] State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=debug Nodes=node[1-2] Default=YES State=UP PriorityTier=10 PreemptMode=OFF
+$(for ((i = 0; i < PAIRS; i++)); do partitions_of $i "node[$((3 + 2 * i))-$((4 + 2 * i))]"; done)
 CONF
     (umask 077; cat > $ETC/slurmdbd.conf) << CONF
 $MARK
@@ -220,7 +229,7 @@ start() {
     local n
     for n in $(nodes); do start_node "$n"; done
     until_ok 30 "idle nodes" is_up
-    timeout 60 srun -N "$NODES" -n "$NODES" true || fail "srun does not run anything"
+    timeout 60 srun -N 2 -n 2 true || fail "srun does not run anything"
     echo "slurm ready"
 }
 
@@ -267,5 +276,5 @@ case ${1:-} in
     start) start ;;
     stop) stop ;;
     node) start_node "node$2" ;;
-    *) sed -n '2,11s/^# \?//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,15s/^# \?//p' "$0" >&2; exit 2 ;;
 esac

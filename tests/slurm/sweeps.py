@@ -12,11 +12,23 @@ from typing import Any
 
 from tests.fakes.configs import ROOT
 from tests.run.test_executor import stable
-from tests.slurm.conftest import HERE
 
 Lines = list[str]
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+OWN, LOW, HIGH = (f"{name}{WORKER}" for name in ("own", "low", "high"))  # of cluster.sh
 ECHO = ("task=crossword", "backend=echo", "cue=wait", "sampling.num_samples=2", "run.limit=12")
 SLOW = ("backend.capacity=2", "backend.seconds_per_token=0.004")  # some 20 s
+SMOLLM2 = (
+    "task=crossword",
+    "backend=hf",
+    "quantization=fp32",
+    "cue=wait",
+    "backend.batch_size=2",
+    "run.limit=6",
+    "sampling.think_cap=24",
+    "sampling.answer_cap=8",
+)
+LINES = {"echo": (*ECHO, *SLOW), "smollm2": SMOLLM2}
 
 
 class Sweep:
@@ -168,5 +180,6 @@ def _line(folder: Path) -> str:
 
 def revive(node: str) -> None:
     """Start a node's daemon again and wait until the node takes jobs."""
-    subprocess.run([str(HERE / "cluster.sh"), "node", node.removeprefix("node")], check=True)
-    until(lambda: ask("sinfo", "-h", "-n", node, "-p", "debug", "-t", "idle,mix", "-o", "%N"), node)
+    daemon = [str(Path(__file__).with_name("cluster.sh")), "node", node.removeprefix("node")]
+    subprocess.run(daemon, check=True)
+    until(lambda: ask("sinfo", "-h", "-n", node, "-p", OWN, "-t", "idle,mix", "-o", "%N"), node)

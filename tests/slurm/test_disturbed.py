@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.sweeps import (
-    ECHO,
-    SLOW,
+    HIGH,
+    LINES,
+    LOW,
+    OWN,
     Sweep,
     agree,
     ask,
@@ -23,35 +25,8 @@ from tests.slurm.sweeps import (
     wait_for_work,
 )
 
-SMOLLM2 = (
-    "task=crossword",
-    "backend=hf",
-    "quantization=fp32",
-    "cue=wait",
-    "backend.batch_size=2",
-    "run.limit=6",
-    "sampling.think_cap=24",
-    "sampling.answer_cap=8",
-)
-LINES = {"echo": (*ECHO, *SLOW), "smollm2": SMOLLM2}
+PLACE = f"hydra.launcher.partition={OWN}"
 NAMES = {"echo": "e", "smollm2": "s"}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, list[str]]]:
-    """The rows of an undisturbed run of a backend, made here without a cluster."""
-    made: dict[str, dict[str, list[str]]] = {}
-
-    def rows(backend: str) -> dict[str, list[str]]:
-        if backend not in made:
-            root = tmp_path_factory.mktemp(backend)
-            slow = set(SLOW)
-            line = [o for o in LINES[backend] if o not in slow]
-            Sweep("whole", root, *line, "cluster=local").end()
-            made[backend] = lines_in(root)
-        return made[backend]
-
-    return rows
 
 
 def usr2(job: str) -> int:
@@ -77,7 +52,7 @@ def kill(job: str) -> int:
 
 
 def preempt(job: str) -> int:
-    command = ["sbatch", "-p", "high", "-N2", "-n2", "-c8", "-o", "/dev/null", "--wrap", "sleep 4"]
+    command = ["sbatch", "-p", HIGH, "-N2", "-n2", "-c8", "-o", "/dev/null", "--wrap", "sleep 4"]
     subprocess.run(command, check=True, capture_output=True)
     return 0
 
@@ -111,7 +86,7 @@ def was_requeued(job: str) -> bool:
 def test_the_same_command_again_ends_with_the_rows_of_an_undisturbed_run(
     tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]], backend: str
 ) -> None:
-    told = happen(tmp_path, backend, (usr2, cancel, requeue, kill))
+    told = happen(tmp_path, backend, (usr2, cancel, requeue, kill), PLACE)
     for name in told:
         rows = lines_in(tmp_path / name)
         assert agree(rows, undisturbed(backend), backend == "echo"), name
@@ -127,7 +102,7 @@ def test_the_same_command_again_ends_with_the_rows_of_an_undisturbed_run(
 def test_preemption_by_a_higher_partition_requeues_and_goes_on(
     tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]], backend: str
 ) -> None:
-    options = ("hydra.launcher.partition=low", "hydra.launcher.cpus_per_task=8")
+    options = (f"hydra.launcher.partition={LOW}", "hydra.launcher.cpus_per_task=8")
     first, again, job = happen(tmp_path, backend, (preempt,), *options)["preempt"]
     assert was_requeued(job) and "done" in first and "submitted" not in again
     assert agree(lines_in(tmp_path / "preempt"), undisturbed(backend), backend == "echo")
@@ -137,7 +112,7 @@ def test_preemption_by_a_higher_partition_requeues_and_goes_on(
 def test_the_death_of_a_node_moves_the_job_to_the_other_one(
     tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]], backend: str
 ) -> None:
-    sweep = Sweep(f"node-{backend}", tmp_path, *LINES[backend])
+    sweep = Sweep(f"node-{backend}", tmp_path, *LINES[backend], PLACE)
     wait_for_work(tmp_path)
     job = sweep.job()
     dead = kill_node_of(job)
@@ -155,7 +130,7 @@ def test_the_death_of_a_node_moves_the_job_to_the_other_one(
 def test_a_job_that_slurm_runs_twice_writes_no_row_twice(
     tmp_path: Path, undisturbed: Callable[[str], dict[str, list[str]]]
 ) -> None:
-    sweep = Sweep("twice", tmp_path, *LINES["echo"])
+    sweep = Sweep("twice", tmp_path, *LINES["echo"], PLACE)
     wait_for_work(tmp_path)
     job = sweep.job()
     node = ask("squeue", "-h", "-j", job, "-o", "%N")
@@ -171,5 +146,5 @@ def test_a_job_that_slurm_runs_twice_writes_no_row_twice(
     finally:
         revive(node)
     assert lines_in(tmp_path) == undisturbed("echo")
-    Sweep("twice", tmp_path, *LINES["echo"]).end()
+    Sweep("twice", tmp_path, *LINES["echo"], PLACE).end()
     assert lines_in(tmp_path) == undisturbed("echo")

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,25 +18,13 @@ from tests.slurm.sweeps import ECHO, SLOW, Sweep, ask, lines_in, tasks_of, until
 GRID = ("sampling.temperature=0,0.05,0.3,0.7", "model.step=0,50,100", "run.limit=4")
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+@pytest.fixture
+def alone(undisturbed: Callable[[str], dict[str, list[str]]]) -> dict[str, list[str]]:
     """The rows of ECHO, by one process without a cluster."""
-    root = tmp_path_factory.mktemp("alone")
-    Sweep("alone", root, *ECHO, "cluster=local").end()
-    return lines_in(root)
+    return undisturbed("echo")
 
 
-@pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Four minutes of work in jobs of one minute, started before the other tests of this file."""
-    line = [*ECHO, "backend.capacity=1", "backend.seconds_per_token=0.027"]
-    line += ["hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=20"]
-    return Sweep("limited", tmp_path_factory.mktemp("limited"), *line)
-
-
-def test_a_grid_runs_as_one_array_each_point_in_its_folder_with_one_table(
-    tmp_path: Path, limited: Sweep
-) -> None:
+def test_a_grid_runs_as_one_array_each_point_in_its_folder_with_one_table(tmp_path: Path) -> None:
     text = Sweep("grid", tmp_path, *ECHO, *GRID, "run.name=grid").end()
     arrays = re.findall(r"submitted 12 jobs as (\d+)", text)
     assert len(arrays) == 1 and text.count("12 points") == 1
@@ -208,9 +197,12 @@ def test_gaps_of_many_files_run_as_one_array_from_a_manifest(tmp_path: Path) -> 
     assert lines_in(tmp_path / "gaps") == lines_in(tmp_path / "whole")
 
 
-def test_work_of_four_minutes_in_jobs_of_one_ends_by_requeues_with_every_row_once(
-    limited: Sweep, alone: dict[str, list[str]]
+def test_work_of_minutes_in_jobs_of_one_ends_by_requeues_with_every_row_once(
+    tmp_path: Path, alone: dict[str, list[str]]
 ) -> None:
+    line = [*ECHO, "backend.capacity=1", "backend.seconds_per_token=0.013"]
+    line += ["hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=20"]
+    limited = Sweep("limited", tmp_path, *line)
     text = limited.end(seconds=540)
     assert "done" in text
     assert lines_in(limited.root) == alone
