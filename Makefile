@@ -75,8 +75,7 @@ $(VLLM)/installed: setup.cfg
 	@touch $@
 
 test-vllm: $(VLLM)/installed  ## minutes: vLLM's processor build, in an environment of its own, against hf
-	$(VLLM)/bin/python -m pytest tests/vllm
-	$(VLLM)/bin/python -m pytest tests/backends/test_contract.py -k vllm
+	$(VLLM)/bin/python -m pytest tests/vllm tests/backends/test_contract.py -k vllm
 
 # DeepSpeed builds on the torch that is there, and compiles a part at run time: before the tests, which wait for ranks.
 test-distributed: $(STAMP)  ## minutes: two ranks on this processor: ZeRO's checkpoints and inference, tensor parallel
