@@ -59,7 +59,7 @@ async def measured(options: argparse.Namespace, rows: int) -> dict[str, Any]:
     load = Workload(rows // 4, 4, 2 * (_FIRST + _STEPS), 2 * (_FIRST + _STEPS), 32, words=40)
     spent: dict[str, float] = collections.defaultdict(float)
     walls: list[float] = []
-    async with bench.backend_of(options) as backend:
+    async with bench.backend_of(options, "none") as backend:
         endless(backend)
         with timed(spent, walls, rows):
             await bench.together(backend, bench.requests(load))

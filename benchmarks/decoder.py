@@ -3,6 +3,8 @@
     python benchmarks/decoder.py --shape qwen2.5-1.5b --workload A B C --against generate
     python benchmarks/decoder.py --shape smollm2 --workload cpu --device cpu
       --against generate vllm vllm-all-cores --vllm-python /an/environment/bin/python
+    python benchmarks/decoder.py --shape llama-3.1-8b --workload B
+      --quantization none torchao_fp8dyn torchao_fp8dyn:fp8
 
 Without --shape and --workload: A, B and C of the 1.5B shape on a GPU, else cpu of SmolLM2.
 
@@ -38,7 +40,6 @@ from shapes import RandomBackend, Workload, endless, folder_for, prompts
 from two_pass import two_pass
 
 from components.backends.hf.backend import HfBackend
-from components.backends.hf.settings import KV_TYPES
 from components.backends.hf.slots import packed_linear as packed
 from components.backends.hf.slots import torch_steps as plain
 from components.models.checkpoint import cache_folder, prepare, resolve
@@ -68,10 +69,9 @@ def main() -> None:
     about = asyncio.run(measure(options))
     columns = ("workload", "engine", "tokens_per_s", "first_row_s", "ms_per_step", "processor_s",
                "peak_gb")  # fmt: skip
-    print("".join(f"{name:>16}" for name in columns))
-    for line in about["lines"]:
-        print("".join(f"{line.get(name) if line.get(name) is not None else '-':>16}"
-                      for name in columns))  # fmt: skip
+    for line in [dict(zip(columns, columns, strict=True)), *about["lines"]]:
+        cells = (f"{line[name] if line.get(name) is not None else '-'}" for name in columns)
+        print("".join(f"{cell:>{28 if n == 1 else 16}}" for n, cell in enumerate(cells)))
     if options.out:
         Path(options.out).write_text(json.dumps(about, indent=1))
 
@@ -90,8 +90,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vllm-python", help="the Python of an environment that has vLLM")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--quantization", default="none", help="a name of conf/quantization/")
-    parser.add_argument("--kv-cache-dtype", default="auto", choices=KV_TYPES)
+    parser.add_argument(
+        "--quantization", nargs="+", default=["none"], metavar="NAME[:KV_CACHE_DTYPE]",
+        help="names of conf/quantization/, measured one after another",
+    )  # fmt: skip
     parser.add_argument("--slots", type=int)
     parser.add_argument("--tokenizer", help="folder; default: SmolLM2's of the installed package")
     parser.add_argument("--repeats", type=int, default=2)
@@ -104,9 +106,32 @@ def arguments() -> argparse.Namespace:
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Lines of all workloads, and what they ran on."""
-    backend = backend_of(options)
     lines: list[dict[str, Any]] = []
-    async with backend:
+    machines: dict[str, Any] = {}
+    for precision in options.quantization:
+        machines[precision], found = await measure_slots(options, precision)
+        lines += found
+    if options.against:
+        first = options.quantization[0]
+        # The same weights, left as they are.
+        async with backend_of(options, first, "generate") as backend:
+            theirs = options.theirs or [name for name in options.workload if name != "C"]
+            for engine, name in itertools.product(options.against, theirs):
+                load = load_of(name, options)
+                asked = [backend.encode(request.prompt) for request in requests(load)]
+                line = await asyncio.to_thread(another, engine, backend, asked, load, options)
+                lines.append({"workload": name, "engine": engine, **line})
+                print(lines[-1], flush=True)
+    return {"machine": machines, "lines": lines}
+
+
+async def measure_slots(
+    options: argparse.Namespace, precision: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the decoder under test ran on, and its line of every workload, in one precision."""
+    lines = []
+    _warm.clear()
+    async with backend_of(options, precision) as backend:
         endless(backend)
         machine = card(backend)
         speed = copy_speed(backend)
@@ -117,21 +142,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             runs = [await ours(backend, name, load) for _ in range(repeats)]
             best = max(runs, key=lambda line: line["tokens_per_s"])
             best |= {"runs": [line["tokens_per_s"] for line in runs]}
-            lines.append({"workload": name, "engine": "slots", **best})
+            engine = "slots" if precision == "none" else f"slots, {precision}"
+            lines.append({"workload": name, "engine": engine, **best})
             lines[-1] |= floor(backend, load.count * load.samples, best, speed)
             print(lines[-1], flush=True)
         machine["steps"] = step_times(backend)
         print(machine, flush=True)
-    if options.against:
-        async with backend_of(options, "generate") as backend:  # the same weights, left as they are
-            theirs = options.theirs or [name for name in options.workload if name != "C"]
-            for engine, name in itertools.product(options.against, theirs):
-                load = load_of(name, options)
-                asked = [backend.encode(request.prompt) for request in requests(load)]
-                line = await asyncio.to_thread(another, engine, backend, asked, load, options)
-                lines.append({"workload": name, "engine": engine, **line})
-                print(lines[-1], flush=True)
-    return {"machine": machine, "lines": lines}
+    return machine, lines
 
 
 def another(
@@ -164,26 +181,31 @@ def leave_out(parts: Sequence[str]) -> None:
         packed.packs = lambda: False
 
 
-def backend_of(options: argparse.Namespace, decoder: str = "slots") -> HfBackend:
-    """The backend under test; random weights unless the shape is smollm2."""
+def backend_of(options: argparse.Namespace, precision: str, decoder: str = "slots") -> HfBackend:
+    """The backend under test; random weights unless the shape is smollm2.
+
+    `precision` is a name of conf/quantization/, and what keys and values are cached in.
+    """
+    name, _, cached = precision.partition(":")
+    quantization = quantization_of(name, options)
     base = ModelSpec(name="smollm2", path=SMOLLM2)
     arguments = {"device": options.device, "decoder": decoder, "slots": options.slots}
     if decoder == "slots":
-        arguments["kv_cache_dtype"] = options.kv_cache_dtype
+        arguments["kv_cache_dtype"] = cached or "auto"
     if options.shape == "smollm2":
-        return HfBackend(base, quantization_of(options), **arguments)
+        return HfBackend(base, quantization, **arguments)
     cache = cache_folder(None)
     known = options.tokenizer or prepare(resolve(base, cache), cache).tokenizer.location
     folder = folder_for(options.shape, Path(known), Path(tempfile.mkdtemp()))
     spec = ModelSpec(name=options.shape, path=str(folder))
-    return RandomBackend(spec, quantization_of(options), **arguments)
+    return RandomBackend(spec, quantization, **arguments)
 
 
-def quantization_of(options: argparse.Namespace) -> LoadableQuantization:
-    """The precision named by --quantization, or else by --dtype."""
-    if options.quantization == "none":
+def quantization_of(name: str, options: argparse.Namespace) -> LoadableQuantization:
+    """The quantization of this name; none is the precision that --dtype names."""
+    if name == "none":
         return Precision(options.dtype)
-    node = yaml.safe_load((CONF / "quantization" / f"{options.quantization}.yaml").read_text())
+    node = yaml.safe_load((CONF / "quantization" / f"{name}.yaml").read_text())
     made: LoadableQuantization = build("quantization", node)
     return made
 

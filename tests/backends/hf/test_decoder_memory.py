@@ -116,7 +116,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(
     rows = decode(backend(llama, decoder="slots", slots=16), ASKED, lambda b: about.update(told(b)))
     assert about["slots"] == 4
     first, second = about["out_of_memory"]
-    assert first["rows"] > second["rows"] > 4 and first["tokens"] > 0
+    assert first["rows"] >= second["rows"] > 4 and first["tokens"] > 0
     for ours, theirs in zip(rows, expected, strict=True):
         same(ours, theirs)
 

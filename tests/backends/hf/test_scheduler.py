@@ -230,3 +230,22 @@ def test_no_row_goes_further_than_one_go_behind_the_last_position(ahead: int) ->
         scheduler.step()
     assert max(furthest) < context + ahead
     assert all(len(made.ids) == context for made in rows)
+
+
+def test_all_samples_of_prompts_decode_from_the_launch_after_their_prefill_on() -> None:
+    rng, launches = random.Random(0), []
+
+    class Watched(Device):
+        def decode(self, rows: Sequence[ActiveSequence], steps: int) -> None:
+            super().decode(rows, steps)
+            launches.append(len(rows))
+
+    pages = PageAllocator(4000, SIZE)
+    scheduler = Scheduler(Watched(4000, rng, 8), pages, 300, 2000, share=True)
+    for number in range(300):
+        prompt = [number // 20, *range(1, 9)]
+        made = row(prompt, rng.getrandbits(60), number, 30, (), Limits(frozenset(), 400))
+        scheduler.add(QueuedSequence((number, number), made, NOBODY))
+    while not scheduler.idle:
+        scheduler.step()
+    assert launches[0] == 300

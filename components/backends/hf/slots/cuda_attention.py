@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from components.backends.hf.slots import kernels as step
-from components.backends.hf.slots.kv_cache import FP8, KVCache
+from components.backends.hf.slots.kernels import float8_attention, step
+from components.backends.hf.slots.kv_cache import FP8, KVCache, LayerShape
 from components.backends.hf.slots.sequences import ActiveSequence
 
 _LOG2E = 1.4426950408889634
@@ -33,10 +33,10 @@ class _Programs:
         return splits
 
 
-# Reading 16 bits waits for memory. Reading 8, arithmetic is what takes time: small programs do it
-# in each other's waiting.
+# Reading 16 bits waits for memory. Reading 8, what is done with them takes as long: small programs
+# do it in each other's waiting.
 _OF_16_BITS = _Programs(block=64, warps=4, stages=2, enough=512, most_splits=16)
-_OF_8_BITS = _Programs(block=32, warps=1, stages=4, enough=2048, most_splits=32)
+_OF_8_BITS = _Programs(block=32, warps=1, stages=6, enough=512, most_splits=32)
 
 
 class PagedDecode:
@@ -52,37 +52,75 @@ class PagedDecode:
             order: in which slots are started, int32 [slots]; the longest first fill the GPU best.
         """
         self._cache = cache
-        self._table = table
         self._where = (table, positions, order)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """As `attention.Frame.attend`."""
-        cache, shape = self._cache, self._cache.layers[layer]
-        keys, values = cache.keys[layer], cache.values[layer]
-        query, key, value = query[0], key[0], value[0]  # [heads, rows, size]
-        rows, heads = query.shape[1], shape.heads
-        group, width = len(query) // heads, self._table.shape[1]
-        sizes = {"KEY": shape.key_size, "VALUE": shape.value_size}
+        shape = self._cache.layers[layer]
+        given = (query[0], key[0], value[0])  # [heads, rows, size]
+        query_heads, rows, _ = given[0].shape
         programs = _OF_8_BITS if shape.dtype == FP8 else _OF_16_BITS
-        splits = programs.splits(rows * heads)
-        out = query.new_empty(rows, len(query), shape.value_size)
+        splits = programs.splits(rows * shape.heads)
+        out = query.new_empty(rows, query_heads, shape.value_size)
         split_sums = split_stats = out
         if splits > 1:
             split_sums = torch.empty(out.numel() * splits, dtype=torch.float32, device=out.device)
-            split_stats = torch.empty(2 * rows * len(query) * splits, device=out.device)
-        lanes = {"KEYS": _lanes(shape.key_size), "VALUES": _lanes(shape.value_size)}
-        step.attend[heads, rows, splits](
-            query, key, value, keys, values, *self._where, out, split_sums, split_stats,
-            *(stride for of in (query, key, value) for stride in (of.stride(1), of.stride(0))),
-            width, cache.size, heads, scale * _LOG2E, GROUP=group,
-            ROWS=max(16, triton.next_power_of_2(group)), BLOCK=programs.block, SPLITS=splits,
-            LARGEST=torch.finfo(FP8).max if shape.dtype == FP8 else 0.0,
-            **sizes, **lanes, num_warps=programs.warps, num_stages=programs.stages,
-        )  # fmt: skip
+            split_stats = torch.empty(2 * rows * query_heads * splits, device=out.device)
+        results = (out, split_sums, split_stats)
+        sizes = _sizes(shape, query_heads) | {"SPLITS": splits}
+        self._start(layer, given, results, scale * _LOG2E, sizes, programs)
         if splits > 1:
-            merged = {"VALUE": sizes["VALUE"], "VALUES": lanes["VALUES"], "SPLITS": splits}
-            step.merge[rows * len(query),](split_sums, split_stats, out, **merged, num_warps=2)
+            merged = {name: sizes[name] for name in ("VALUE", "VALUES", "SPLITS")}
+            step.merge[rows * query_heads,](split_sums, split_stats, out, **merged, num_warps=2)
         return out[None]
+
+    def _start(
+        self,
+        layer: int,
+        given: Sequence[Tensor],
+        results: Sequence[Tensor],
+        scale: float,
+        sizes: dict[str, int],
+        programs: _Programs,
+    ) -> None:
+        """Start the kernel for the type that keys and values are cached in."""
+        cache, shape = self._cache, self._cache.layers[layer]
+        both = (cache.keys[layer], cache.values[layer])
+        strides = [stride for of in given for stride in (of.stride(1), of.stride(0))]
+        grid, width = (shape.heads, given[0].shape[1], sizes["SPLITS"]), self._where[0].shape[1]
+        launch = {"num_warps": programs.warps, "num_stages": programs.stages}
+        if shape.dtype == FP8:
+            words = (part.view(torch.int32) for part in both)
+            float8_attention.attend[grid](
+                *given, *words, *self._where, *results, *strides, width, shape.heads, scale,
+                PAGE=cache.size, LARGEST=torch.finfo(FP8).max, BLOCK=programs.block,
+                **sizes, **launch,
+            )  # fmt: skip
+        else:
+            step.attend[grid](
+                *given, *both, *self._where, *results, *strides, width, cache.size, shape.heads,
+                scale, BLOCK=programs.block, **sizes, **launch,
+            )  # fmt: skip
+
+
+def _sizes(shape: LayerShape, query_heads: int) -> dict[str, int]:
+    """Sizes that the kernels are compiled for. A program holds powers of 2 of them.
+
+    The matrix instructions take no fewer than 16: numbers, or words of four.
+    """
+    group, least = query_heads // shape.heads, 64 if shape.dtype == FP8 else 16
+
+    def lanes(size: int, least: int) -> int:
+        return max(least, int(triton.next_power_of_2(size)))
+
+    return {
+        "GROUP": group,
+        "ROWS": lanes(group, 16),
+        "KEY": shape.key_size,
+        "KEYS": lanes(shape.key_size, least),
+        "VALUE": shape.value_size,
+        "VALUES": lanes(shape.value_size, least),
+    }
 
 
 class PagedPrefill:
@@ -131,11 +169,6 @@ class PagedPrefill:
         )
         out: Tensor = results[0]
         return out[None]
-
-
-def _lanes(size: int) -> int:
-    """Numbers of a head that a program holds: a power of 2, and no less than a product takes."""
-    return max(16, int(triton.next_power_of_2(size)))
 
 
 def _places(

@@ -12,9 +12,9 @@ import triton
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from components.backends.hf.slots import kernels as step
 from components.backends.hf.slots.attention import Frame, using_frame
 from components.backends.hf.slots.cuda_attention import PagedDecode, PagedPrefill, upload
+from components.backends.hf.slots.kernels import step
 from components.backends.hf.slots.kv_cache import KVCache
 from components.backends.hf.slots.pages import Copy
 from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
@@ -285,8 +285,7 @@ class GraphSteps:
             self._step(bucket)
         for tensor, values in zip(state, saved, strict=True):
             tensor.copy_(values)
-        if not self.graphs:
-            _freeze_compiled_objects()
+        _freeze_compiled_objects(collect=not self.graphs)
         self.graphs[bucket] = graph
         return graph
 
@@ -303,13 +302,14 @@ class GraphSteps:
         )  # fmt: skip
 
 
-def _freeze_compiled_objects() -> None:
-    """Exempt what exists now from Python's garbage collection.
+def _freeze_compiled_objects(collect: bool) -> None:
+    """Exempt what exists now from Python's garbage collection, with or without a last one.
 
-    Compiling leaves half a million objects. Walking them takes most of a second, in which the
-    device has nothing to do.
+    Compiling leaves half a million objects, and a single sequence is compiled for by itself later
+    on. Walking them takes most of a second, in which the device has nothing to do.
     """
-    gc.collect()
+    if collect:
+        gc.collect()
     gc.freeze()
 
 

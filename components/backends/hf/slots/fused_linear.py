@@ -8,6 +8,7 @@ thread at a time may call a model with fused layers.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,17 +85,27 @@ def _fuse(parts: Sequence[nn.Linear]) -> None:
         start = end
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a layer was given in a trial run, and gave; copies, since models change tensors."""
+
+    layer: nn.Module
+    given: Tensor
+    out: Tensor
+
+
 class SharedInputs:
     """Records which linear layers are called in turn with the same tensor."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[nn.Linear, Tensor]] = []
+        self.calls: list[Call] = []
+        self._given: list[Tensor] = []  # not copied: which layers share one is what counts
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Record during one forward of `model`."""
         layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        hooks = [layer.register_forward_pre_hook(self._note) for layer in layers]
+        hooks = [layer.register_forward_hook(self._note) for layer in layers]
         try:
             yield
         finally:
@@ -105,14 +116,14 @@ class SharedInputs:
         """Layers that can be fused, in the order of their calls; one alone if it gains by it."""
         groups: list[list[nn.Linear]] = []
         before: Tensor | None = None
-        for layer, tensor in self._calls:
+        layers = [call.layer for call in self.calls if isinstance(call.layer, nn.Linear)]
+        for layer, tensor in zip(layers, self._given, strict=True):
             if tensor is before and _alike(layer, groups[-1][-1]):
                 groups[-1].append(layer)
             else:
                 groups.append([layer])
             before = tensor
-        calls = [layer for layer, _ in self._calls]
-        weights = [id(layer.weight) for layer in calls]
+        weights = [id(layer.weight) for layer in layers]
         return [
             parts
             for parts in groups
@@ -120,9 +131,9 @@ class SharedInputs:
             and all(weights.count(id(part.weight)) == 1 for part in parts)
         ]
 
-    def _note(self, layer: nn.Module, tensor: tuple[Any, ...]) -> None:
-        assert isinstance(layer, nn.Linear)
-        self._calls.append((layer, tensor[0]))
+    def _note(self, layer: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
+        self._given.append(given[0])
+        self.calls.append(Call(layer, given[0].clone(), out.clone()))
 
 
 def is_plain(layer: nn.Module) -> bool:

@@ -118,6 +118,7 @@ class Scheduler:
         self._admit()
         if self._prefill_is_due():
             self._prefill()
+            self._admit()  # other samples of these prompts
         ready = [each for each in self._active if each.decoding and not each.exhausted]
         joining = [each for each in self._active if not each.decoding]
         if len(ready) >= self._min_decoding(joining):

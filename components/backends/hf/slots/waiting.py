@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from components.backends.hf.slots.pages import Allocation, PageAllocator, PrefixQuery
 from components.backends.hf.submission import QueuedSequence
 
-_MAX_LOOKUPS = 64  # prompts whose prefix is looked up in one step
+_MAX_LOOKUPS = 64  # in vain: prompts in one step whose prefix turns out to be computed now
 
 
 class WaitingQueue:
@@ -59,8 +59,8 @@ class WaitingQueue:
             if query.ids == blocked:  # another sample of a prompt that is being computed
                 index += 1
                 continue
-            num_lookups += 1
             if self._share and self._pages.must_wait(query):
+                num_lookups += 1
                 blocked = query.ids
                 index += 1
                 continue

@@ -10,12 +10,11 @@ def attend(
     query_row, query_head, key_row, key_head, value_row, value_head, width, page_size, heads, scale,
     GROUP: tl.constexpr, ROWS: tl.constexpr, KEY: tl.constexpr,
     KEYS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr, LARGEST: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Attention of the queries that share a key head to one split of their row's tokens.
 
-    The program of a row's last split starts with the new token and caches it. LARGEST is the
-    largest value of an 8-bit cache, else 0.
+    The program of a row's last split starts with the new token and caches it.
     """
     head, row, split = tl.program_id(0), tl.load(order + tl.program_id(1)), tl.program_id(2)
     cached = tl.load(positions + row).to(tl.int32)  # tokens before the new one
@@ -26,17 +25,12 @@ def attend(
     place = query + row * query_row + (head * GROUP + own[:, None]) * query_head
     inside = (own[:, None] < GROUP) & (key_lane[None, :] < KEY)
     q = tl.load(place + key_lane[None, :], mask=inside, other=0.0)
-    if LARGEST > 0:
-        q = q.to(tl.float16)  # which 8 bits fit exactly, in one instruction
     largest = tl.full([ROWS], -1e30, tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUES], tl.float32)
     if split == SPLITS - 1:
         source = key + row * key_row + head * key_head + key_lane
         new_key = tl.load(source, mask=key_lane < KEY, other=0.0)
-        if LARGEST > 0:
-            new_key = tl.minimum(tl.maximum(new_key.to(tl.float32), -LARGEST), LARGEST)
-        new_key = new_key.to(keys.dtype.element_ty)
         largest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scale
         mass += 1.0
         page = tl.load(table + row * width + cached // page_size).to(tl.int64)
@@ -44,9 +38,6 @@ def attend(
         tl.store(keys + spot * KEY + key_lane, new_key, mask=key_lane < KEY)
         source = value + row * value_row + head * value_head + value_lane
         new_value = tl.load(source, mask=value_lane < VALUE, other=0.0)
-        if LARGEST > 0:
-            new_value = tl.minimum(tl.maximum(new_value.to(tl.float32), -LARGEST), LARGEST)
-        new_value = new_value.to(values.dtype.element_ty)
         acc += new_value.to(tl.float32)[None, :]
         tl.store(values + spot * VALUE + value_lane, new_value, mask=value_lane < VALUE)
     for first in range(start, end, BLOCK):
@@ -59,7 +50,7 @@ def attend(
             mask=valid[None, :] & (key_lane[:, None] < KEY),
             other=0.0,
         )
-        scores = tl.dot(q, k.to(q.dtype)) * scale
+        scores = tl.dot(q, k) * scale
         scores = tl.where(valid[None, :], scores, -1e30)
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - larger[:, None])
@@ -69,7 +60,7 @@ def attend(
             mask=valid[:, None] & (value_lane[None, :] < VALUE),
             other=0.0,
         )
-        acc = acc * fade[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype))
+        acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v)
         mass = mass * fade + tl.sum(weights, 1)
         largest = larger
     index = (row * heads + head) * GROUP + own
