@@ -11,6 +11,7 @@ from torch import Tensor
 from components.backends.hf.slots.kernels import float8_attention, step
 from components.backends.hf.slots.kv_cache import FP8, KVCache, LayerShape
 from components.backends.hf.slots.sequences import ActiveSequence
+from components.backends.hf.slots.upload import upload
 
 _LOG2E = 1.4426950408889634
 
@@ -179,8 +180,3 @@ def _places(
     offsets = [places % size for places in tokens]
     both = upload(np.stack((np.concatenate(pages), np.concatenate(offsets))), device)
     return both[0], both[1]
-
-
-def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array to the device, without waiting for what runs there."""
-    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)

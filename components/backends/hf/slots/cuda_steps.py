@@ -13,12 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.backends.hf.slots.attention import Frame, using_frame
-from components.backends.hf.slots.cuda_attention import PagedDecode, PagedPrefill, upload
+from components.backends.hf.slots.cuda_attention import PagedDecode, PagedPrefill
 from components.backends.hf.slots.kernels import step
 from components.backends.hf.slots.kv_cache import KVCache
 from components.backends.hf.slots.pages import Copy
 from components.backends.hf.slots.sequences import ActiveSequence, DrawnTokens
 from components.backends.hf.slots.slot_table import SlotTable
+from components.backends.hf.slots.upload import upload
 from components.decoding.cuda_sampler import CudaSampler
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)

@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.backends.hf.slots.cuda_attention import upload
 from components.backends.hf.slots.sequences import ActiveSequence
+from components.backends.hf.slots.upload import upload
+
+_UNKNOWN = object()  # neither a sequence nor none
 
 
 class SlotTable:
@@ -29,7 +31,7 @@ class SlotTable:
         self._scratch_page = scratch_page
         self._device = device
         self._free = list(range(slots))  # a heap: the lowest slots are taken first
-        self._on_device: list[ActiveSequence | None] = [None] * slots  # sequences, by slot
+        self._on_device: list[object] = [None] * slots  # sequences, or none, by slot
         self._num_pages_written = [0] * slots  # how many of a sequence's pages `pages` has
 
     def take(self, active: ActiveSequence) -> None:
@@ -75,7 +77,7 @@ class SlotTable:
             computed = np.array([0 if held is None else held.cached.computed for held in target])
             self.positions.copy_(upload(computed, self._device))
             self.order.copy_(upload(_order(target, computed), self._device))
-        self._on_device = target
+        self._on_device = [*target]
         return [(new, slot) for slot in changed if (new := target[slot]) is not None]
 
     def _write_pages(
@@ -95,8 +97,8 @@ class SlotTable:
             self.pages[places[0], places[1]] = places[2].to(torch.int32)
 
     def rewrite(self) -> None:
-        """Let the next `update` write every slot anew."""
-        self._on_device = [None] * self.slots
+        """Let the next `update` write every slot anew, also those that have lost their sequence."""
+        self._on_device = [_UNKNOWN] * self.slots
 
     def empty(self) -> None:
         """Let every slot, on the device, be without a sequence."""
