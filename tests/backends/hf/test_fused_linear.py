@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from components.backends.hf.slots.attention import ProbeFrame, using_frame
-from components.backends.hf.slots.build import chooses_on_host
+from components.backends.hf.slots.build import chooses_on_host, waits_for_outliers
 from components.backends.hf.slots.fit import compile_if_possible, fit, fuse_linears
 from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
 from tests.fakes.memory_models import CHAPTERS
@@ -32,8 +32,8 @@ def fitted(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def logits(model: Any) -> torch.Tensor:
+    positions = torch.arange(IDS.shape[1])[None]
     with torch.inference_mode(), using_frame(ProbeFrame()):
-        positions = torch.arange(IDS.shape[1])[None]
         found: torch.Tensor = model(IDS, position_ids=positions, use_cache=False).logits
     return found
 
@@ -59,6 +59,37 @@ def test_joined_layers_are_compiled_into_one_program(fitted: Callable[[str], Any
     compile_if_possible(model)
     assert torch.allclose(logits(model), expected, atol=1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_any_number_of_models_in_one_process_are_compiled(
+    smollm2: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = nn.Module.compile
+    # What the compiler traces counts here, not the code that it makes of it, which takes seconds.
+    monkeypatch.setattr(nn.Module, "compile", lambda *a, **b: real(*a, **b, backend="eager"))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for size in (32, 64, 96):
+            folder = tiny("llama", smollm2, tmp_path / str(size), intermediate_size=size)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder)
+            fit(model)
+            compile_if_possible(model)
+            assert model.model.layers[0]._compiled_call_impl is not None
+    assert "uncompiled" not in caplog.text
+
+
+def test_8_bit_layers_that_look_for_outliers_run_without_graphs(
+    fitted: Callable[[str], Any],
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    model = fitted("llama")
+    assert not waits_for_outliers(model)
+    for threshold in (0.0, 6.0):
+        layer = bitsandbytes.nn.Linear8bitLt(64, 64, has_fp16_weights=False, threshold=threshold)
+        model.model.layers[0].mlp.gate_proj = layer
+        assert waits_for_outliers(model) == (threshold > 0)
 
 
 def test_layers_that_the_compiler_cannot_follow_stay_as_they_are_and_the_log_says_why(

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from components.backends.hf.slots.kv_cache import KVCache, LayerShape
 
 NAME = "rethink_pages"
+_MOST_PROGRAMS = 1024  # that the compiler makes of one function, for whatever models there are
 _PADDING = 128  # tokens past ends that a call may read rather than be split in two
 # Arguments that models pass to attention and that do not change its result here.
 _IGNORED = {
@@ -115,6 +116,10 @@ AttentionInterface.register(NAME, attend)
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile the model's layers on first use, as one program that they share."""
+    # All models of an architecture share its limit, and one process may load many.
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_PROGRAMS)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _MOST_PROGRAMS)
     for module in model.modules():
         number = getattr(module, "layer_idx", None)
         if number is not None:

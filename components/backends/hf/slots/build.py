@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,6 +157,8 @@ def _why_no_graphs(
         return "what a row carries beside its pages lies with the row"
     if chooses_on_host(model):
         return "experts or chapters are chosen on the host"
+    if waits_for_outliers(model):
+        return "bitsandbytes' 8-bit layers tell the host which inputs are outliers"
     if changing:
         return f"sampling.{changing[0]} changes logits row by row"
     count = int(allowed.sum())
@@ -173,6 +176,12 @@ def chooses_on_host(model: PreTrainedModel) -> bool:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     has_experts = any((getattr(config, name, None) or 0) > 1 for name in names)
     return has_experts or bool(getattr(model, "chooses_on_host", False))
+
+
+def waits_for_outliers(model: PreTrainedModel) -> bool:
+    """Whether it has layers of LLM.int8(), which look for outliers in what they are given."""
+    found: list[Any] = [each for each in model.modules() if type(each).__name__ == "Linear8bitLt"]
+    return any(layer.state.threshold > 0 for layer in found)
 
 
 def _page(device: torch.device, context: int, share: int) -> int:

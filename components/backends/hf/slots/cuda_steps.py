@@ -282,8 +282,14 @@ class GraphSteps:
                 self._step(bucket)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._step(bucket)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._step(bucket)
+        except torch.AcceleratorError as error:
+            raise RuntimeError(
+                f"a decode step of {type(self._model).__name__} cannot be a CUDA graph, since "
+                f"something in it waits for the device ({error}): set backend.decoder=generate"
+            ) from error
         for tensor, values in zip(state, saved, strict=True):
             tensor.copy_(values)
         _freeze_compiled_objects(collect=not self.graphs)

@@ -129,9 +129,10 @@ def _compare_calls(calls: Iterable[Call]) -> None:
 
 
 def _logits(model: Any) -> Tensor:
-    ids = torch.arange(_TRIAL, device=model.device) * 7919 + 11
-    ids %= model.config.get_text_config().vocab_size
-    positions = torch.arange(len(ids), device=ids.device)
+    with torch.inference_mode(False):  # as in a step: the compiler tells such tensors from others
+        ids = torch.arange(_TRIAL, device=model.device) * 7919 + 11
+        ids %= model.config.get_text_config().vocab_size
+        positions = torch.arange(len(ids), device=ids.device)
     out = model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
     return out.logits[0]  # type: ignore[no-any-return]
 
