@@ -113,7 +113,9 @@ def test_the_peak_is_that_of_the_operating_system_and_the_phases_add_up(
     assert own >> 20 <= attempt["peak_memory_mib"] <= peak_memory_bytes() >> 20
     assert list(phases) == ["load", "prefill", "decode", "write"]
     assert all(phase["seconds"] > 0 for phase in phases.values())
-    assert sum(phase["seconds"] for phase in phases.values()) < attempt["seconds"]
+    seconds = [phase["seconds"] for phase in phases.values()]
+    # Rows are written while others decode; the model does one thing at a time.
+    assert sum(seconds[:3]) < attempt["seconds"] > seconds[3]
     added = [phase["peak_added_bytes"] for phase in phases.values()]
     assert 0 <= added.pop() < 8 << 20, "writing rows takes little"
     assert sum(added) <= own and own - sum(added) < 8 << 20

@@ -6,8 +6,8 @@ run of the model shows which layers these are, so no architecture need be known 
 thread at a time may call a model with fused layers.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,17 @@ class Call:
     out: Tensor
 
 
+@contextmanager
+def noting(layers: Iterable[nn.Module], note: Callable[..., None]) -> Iterator[None]:
+    """Call `note(layer, arguments, output)` after every call of one of the layers."""
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 class SharedInputs:
     """Records which linear layers are called in turn with the same tensor."""
 
@@ -101,16 +112,10 @@ class SharedInputs:
         self.calls: list[Call] = []
         self._given: list[Tensor] = []  # not copied: which layers share one is what counts
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
+    def watching(self, model: nn.Module) -> AbstractContextManager[None]:
         """Record during one forward of `model`."""
-        layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        hooks = [layer.register_forward_hook(self._note) for layer in layers]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        layers = (module for module in model.modules() if isinstance(module, nn.Linear))
+        return noting(layers, self._note)
 
     def groups(self) -> list[list[nn.Linear]]:
         """Layers that can be fused, in the order of their calls; one alone if it gains by it."""

@@ -5,8 +5,8 @@ of a row, and to quantize it. Here it is read once.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from components.backends.hf.slots.float8_linear import Float8Product, is_float8, quantize_gated
-from components.backends.hf.slots.fused_linear import Call
+from components.backends.hf.slots.fused_linear import Call, noting
 
 
 class _Gated(nn.Module):
@@ -47,16 +47,10 @@ class GatedLayers:
         self.calls: list[Call] = []
         self._found: list[tuple[nn.Module, Sequence[nn.Linear], nn.Linear]] = []
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
+    def watching(self, model: nn.Module) -> AbstractContextManager[None]:
         """Record what candidates are given, and give, during one forward of `model`."""
-        layers = [module for module in model.modules() if len(_linears(module)) == 3]
-        hooks = [layer.register_forward_hook(self._note) for layer in layers]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        layers = (module for module in model.modules() if len(_linears(module)) == 3)
+        return noting(layers, self._note)
 
     def find(self, groups: Sequence[Sequence[nn.Linear]]) -> None:
         """Find the layers among those that were called; `groups` are linear layers to be fused."""
