@@ -55,7 +55,9 @@ def test_the_phases_of_a_run_are_timed_and_their_bytes_add_up_to_the_devices_pea
     assert told["device"] == torch.cuda.get_device_name() and told["generated_tokens"] > 0
     assert list(phases) == ["load", "prefill", "decode", "write"]
     assert all(phase["seconds"] > 0 for phase in phases.values())
-    assert sum(phase["seconds"] for phase in phases.values()) < attempt["seconds"]
+    seconds = [phase["seconds"] for phase in phases.values()]
+    # Rows are written while others decode; the model does one thing at a time.
+    assert sum(seconds[:3]) < attempt["seconds"] > seconds[3]
     weights, peak = sum(told["weights"]["bytes"].values()), told["peak_memory_bytes"]
     added = {name: phase["peak_added_bytes"] for name, phase in phases.items()}
     assert peak == torch.cuda.max_memory_allocated()

@@ -25,7 +25,7 @@ def normal(*shape: int) -> Tensor:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("outputs", [48, 4096, 28_672])
 @pytest.mark.parametrize("rows", [1, 7, 64, 300, 1024])
-def test_products_of_few_rows_are_those_of_dequantized_values(
+def test_products_of_few_or_many_rows_are_those_of_dequantized_values(
     rows: int, outputs: int, bias: bool
 ) -> None:
     inputs, added = 1536, normal(outputs) if bias else None

@@ -1,5 +1,6 @@
 """8-bit products of torchao's layers: the layers' own, inputs quantized once for all."""
 
+import importlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.backends.hf.slots.attention import ProbeFrame, compile_layers, using_frame
 from components.backends.hf.slots.fit import fit, fuse_linears
-from components.backends.hf.slots.float8_linear import is_float8, quantize_rows
+from components.backends.hf.slots.float8_linear import Float8Product, is_float8, quantize_rows
 from components.backends.hf.slots.fused_linear import FusedLinears, SharedInputs
 from components.backends.hf.slots.gated_float8 import GatedLayers
 
@@ -135,9 +136,8 @@ def test_a_feed_forward_layer_with_another_activation_is_left_as_it_is(
     assert type(layer) is FeedForward and torch.equal(layer(given), expected)
 
 
-def test_a_model_in_8_bits_keeps_its_logits_and_is_compiled_into_one_program(
-    float8: Callable[..., nn.Linear],
-) -> None:
+def model_of(float8: Callable[..., nn.Linear]) -> Any:
+    """A Llama of two layers whose products are in 8 bits, with the decoder's attention."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
@@ -151,6 +151,13 @@ def test_a_model_in_8_bits_keeps_its_logits_and_is_compiled_into_one_program(
             ]:
                 setattr(block, name, float8(64))
     fit(model)
+    return model
+
+
+def test_a_model_in_8_bits_keeps_its_logits_and_is_compiled_into_one_program(
+    float8: Callable[..., nn.Linear],
+) -> None:
+    model = model_of(float8)
     expected = logits(model)
     assert fuse_linears(model) == 6
     assert [type(layer.mlp).__name__ for layer in model.model.layers] == 2 * ["GatedLlamaMLP"]
@@ -167,3 +174,35 @@ def logits(model: Any) -> torch.Tensor:
     with torch.inference_mode(), using_frame(ProbeFrame()):
         found: torch.Tensor = model(ids, position_ids=ids, use_cache=False).logits
     return found
+
+
+@pytest.mark.parametrize("wrong", ["fused_linear.Float8Product", "gated_float8.quantize_gated"])
+def test_joined_products_that_give_something_else_are_taken_apart_again_and_the_log_says_so(
+    wrong: str,
+    float8: Callable[..., nn.Linear],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = model_of(float8)
+    expected = logits(model)
+    module, name = wrong.split(".")
+    place = importlib.import_module(f"components.backends.hf.slots.{module}")
+    real = getattr(place, name)
+
+    class Doubled(Float8Product):
+        def __call__(self, input: torch.Tensor) -> torch.Tensor:
+            """Twice what it is to give."""
+            return 2 * super().__call__(input)
+
+    def doubled(product: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, scale = real(product)
+        return rows, 2 * scale
+
+    monkeypatch.setattr(place, name, Doubled if isinstance(real, type) else doubled)
+    assert fuse_linears(model) == 0
+    what = "Linear" if isinstance(real, type) else "GatedLlamaMLP"
+    assert f"products stay apart, which is slower: joined, what {what}" in caplog.text.replace(
+        "_Fused", ""
+    )
+    assert type(model.model.layers[0].mlp).__name__ == "LlamaMLP"
+    assert torch.equal(logits(model), expected)

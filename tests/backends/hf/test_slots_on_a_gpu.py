@@ -212,7 +212,7 @@ def test_memory_in_half_precision_is_as_near_to_float64_as_its_own_forward(
     folder, changes = make(tmp_path), list[bool]()
     rows = decode(slots(folder, "float16"), ASKED, lambda b: changes.append(b.steps.changes_logits))
     assert changes == [not graphs]
-    assert ("chapters are chosen on the host" in caplog.text) != graphs
+    assert ("layers wait for the device" in caplog.text) != graphs
     own, exact = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).to(DEVICE)
         for _ in range(2)

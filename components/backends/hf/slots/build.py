@@ -156,7 +156,7 @@ def _why_no_graphs(
     if carries(model):
         return "what a row carries beside its pages lies with the row"
     if chooses_on_host(model):
-        return "experts or chapters are chosen on the host"
+        return "layers wait for the device to tell what they read, such as experts or chapters"
     if waits_for_outliers(model):
         return "bitsandbytes' 8-bit layers tell the host which inputs are outliers"
     if changing:

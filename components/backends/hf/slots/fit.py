@@ -71,7 +71,7 @@ def fit(model: PreTrainedModel) -> Layout:
             model.set_attn_implementation(NAME)
             with using_frame(probe):
                 logits = _logits(model)
-            _compare(logits, expected)
+            _compare(logits, expected, "under the decoder's attention its logits differ")
             layers = _layers(probe, config.num_hidden_layers)
         except (UnfitAttentionError, UnfitModelError) as error:
             model.set_attn_implementation(before)
@@ -98,9 +98,10 @@ def fuse_linears(model: PreTrainedModel) -> int:
             _compare_calls(call for call in readers.calls if id(call.layer) in fused)
             gated.join()
             _compare_calls(gated.calls)
-        except UnfitModelError:
+        except UnfitModelError as error:
             gated.undo()
             joined.undo()
+            _LOG.warning("products stay apart, which is slower: joined, %s", error)
             return 0
     return sum(len(parts) - 1 for parts in joined.groups)
 
@@ -125,7 +126,8 @@ def compile_if_possible(model: PreTrainedModel) -> None:
 
 def _compare_calls(calls: Iterable[Call]) -> None:
     for call in calls:
-        _compare(call.layer(call.given), call.out)
+        what = f"what {type(call.layer).__name__} gives differs"
+        _compare(call.layer(call.given), call.out, what)
 
 
 def _logits(model: Any) -> Tensor:
@@ -137,12 +139,11 @@ def _logits(model: Any) -> Tensor:
     return out.logits[0]  # type: ignore[no-any-return]
 
 
-def _compare(logits: Tensor, expected: Tensor) -> None:
-    error, whole = (float(each.double().norm()) for each in (logits - expected, expected))
-    if not error <= _TOLERANCE.get(logits.dtype, _COARSE) * whole:
-        raise UnfitModelError(
-            f"its logits differ by {error / (whole or 1):.2g} under the decoder's attention"
-        )
+def _compare(found: Tensor, expected: Tensor, what: str) -> None:
+    error, whole = (float(each.double().norm()) for each in (found - expected, expected))
+    limit = _TOLERANCE.get(found.dtype, _COARSE)
+    if not error <= limit * whole:
+        raise UnfitModelError(f"{what} by {error / (whole or 1):.2g} of its norm, over {limit:g}")
 
 
 def _layers(probe: ProbeFrame, count: int) -> tuple[LayerShape, ...]:

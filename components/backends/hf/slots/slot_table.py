@@ -31,7 +31,7 @@ class SlotTable:
         self._scratch_page = scratch_page
         self._device = device
         self._free = list(range(slots))  # a heap: the lowest slots are taken first
-        self._on_device: list[object] = [None] * slots  # sequences, or none, by slot
+        self._on_device: Sequence[object] = [None] * slots  # sequences, or none, by slot
         self._num_pages_written = [0] * slots  # how many of a sequence's pages `pages` has
 
     def take(self, active: ActiveSequence) -> None:
@@ -77,7 +77,7 @@ class SlotTable:
             computed = np.array([0 if held is None else held.cached.computed for held in target])
             self.positions.copy_(upload(computed, self._device))
             self.order.copy_(upload(_order(target, computed), self._device))
-        self._on_device = [*target]
+        self._on_device = target
         return [(new, slot) for slot in changed if (new := target[slot]) is not None]
 
     def _write_pages(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from components.backends.hf.slots.pages import Allocation, PageAllocator, PrefixQuery
 from components.backends.hf.submission import QueuedSequence
 
-_MAX_LOOKUPS = 64  # in vain: prompts in one step whose prefix turns out to be computed now
+_MAX_VAIN_LOOKUPS = 64  # in one step, of prompts whose prefix is being computed
 
 
 class WaitingQueue:
@@ -50,9 +50,9 @@ class WaitingQueue:
             slots: sequences that may have pages at once.
         """
         admitted: list[tuple[QueuedSequence, Allocation | None]] = []
-        index, num_lookups = 0, 0
+        index, vain_lookups = 0, 0
         blocked: list[int] = []
-        while num_active < slots and index < len(self._queue) and num_lookups < _MAX_LOOKUPS:
+        while num_active < slots and index < len(self._queue) and vain_lookups < _MAX_VAIN_LOOKUPS:
             queued = self._queue[index]
             query = self._queries.get(queued) or PrefixQuery.of(queued.sequence.ids)
             self._queries[queued] = query
@@ -60,7 +60,7 @@ class WaitingQueue:
                 index += 1
                 continue
             if self._share and self._pages.must_wait(query):
-                num_lookups += 1
+                vain_lookups += 1
                 blocked = query.ids
                 index += 1
                 continue
